@@ -1,0 +1,1 @@
+"""What an adapter is: format, validation, content-addressed store and registry."""

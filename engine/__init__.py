@@ -1,0 +1,1 @@
+"""The worker: an asynchronous HTTP server around a synchronous engine core."""

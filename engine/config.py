@@ -1,0 +1,40 @@
+"""What an engine is told at start; every field has one meaning and one unit."""
+
+import msgspec
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of one engine core. Travels as JSON on the core's command line.
+
+    model                a local HF directory, a `.gguf` file, or a hub id
+    served_model_name    the public base id; None means the name found in the checkpoint
+    dtype                "auto" (the checkpoint's own, fp16 as bf16), "bf16" or "fp32"
+    max_model_len        tokens of prompt and answer together; None means the checkpoint's
+    memory_bytes         for KV blocks and arena rows together; None means measured:
+                         min(4 GiB, half of what is available)
+    state_dir            where converted checkpoints and arena images may be written
+    num_threads          of the matrix library; None means all cores
+    """
+
+    model: str
+    state_dir: str
+    served_model_name: str | None = None
+    dtype: str = "auto"
+    device: str = "cpu"
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_tokens_per_step: int = 512
+    max_waiting_seqs: int = 1024
+    block_size: int = 16
+    memory_bytes: int | None = None
+    enable_lora: bool = True
+    num_threads: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_tokens_per_step", "max_waiting_seqs", "block_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.max_model_len is not None and self.max_model_len < 2:
+            raise ValueError(f"max_model_len must be at least 2, not {self.max_model_len}")
+        if self.dtype not in {"auto", "bf16", "fp32"}:
+            raise ValueError(f"dtype must be auto, bf16 or fp32, not {self.dtype!r}")

@@ -1,0 +1,1 @@
+"""The gateway: one OpenAI-compatible address in front of many engine workers."""

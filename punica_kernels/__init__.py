@@ -1,0 +1,1 @@
+"""Segmented LoRA products over a rank arena; knows nothing of serving."""
