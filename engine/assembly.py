@@ -1,0 +1,250 @@
+"""Builds a core out of a loaded model: measures, divides the memory, wires the parts."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from adapters.base_description import BaseDescription, LinearShape
+from engine.config import EngineConfig
+from engine.core import EngineCore, ModelLimits
+from engine.kvcache.block_pool import BlockPool
+from engine.kvcache.cache_manager import CacheManager
+from engine.kvcache.storage import KVStorage
+from engine.lora.arena_allocator import ArenaAllocator
+from engine.lora.lifecycle import AdapterLifecycle
+from engine.lora.loader import LoaderClient
+from engine.lora.residency import AdapterResidency
+from engine.lora.weights import ArenaWriter
+from engine.model.loading import LoadedModel, load_model
+from engine.model.memory import MemorySplit, PeakMeter, default_budget_bytes, split_memory
+from engine.model.runner import ModelRunner
+from engine.protocol import CoreReady, ModuleShape, SamplingParams
+from engine.scheduler.plan import Chunk, StepPlan
+from engine.scheduler.scheduler import Scheduler
+from engine.sequence import Sequence
+from punica_kernels.arena import Arena, ModuleSpec
+
+DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+
+
+def load_for(config: EngineConfig, *, progress: Callable[[str], None]) -> LoadedModel:
+    """Load the model of `config` with as many threads as it says."""
+    torch.set_num_threads(config.num_threads or os.cpu_count() or 1)
+    return load_model(config, progress=progress)
+
+
+def build_core(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    *,
+    progress: Callable[[str], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> tuple[EngineCore, MemorySplit]:
+    """Return a core that is ready to step, and how its memory was divided.
+
+    Raises InvalidModel in words if the budget can't hold one sequence of full length.
+    """
+    max_model_len = max_model_len_of(config, loaded)
+    modules = module_specs(loaded) if config.enable_lora else []
+    progress("measuring one step of full size")
+    split = _measured_split(config, loaded, modules, max_model_len=max_model_len)
+    kv = _kv_storage(loaded, num_blocks=split.num_blocks, block_size=config.block_size)
+    arena = _arena(loaded, modules, split.lora_rows) if modules else None
+    runner = ModelRunner(decoder=loaded.decoder, kv=kv, arena=arena)
+    adapters = None
+    if arena is not None:
+        adapters = _adapters(config, loaded, arena, split.lora_rows, clock=clock)
+    scheduler = Scheduler(
+        max_num_seqs=config.max_num_seqs,
+        max_tokens_per_step=config.max_tokens_per_step,
+        max_waiting_seqs=config.max_waiting_seqs,
+        max_model_len=max_model_len,
+        cache=CacheManager(BlockPool(split.num_blocks), block_size=config.block_size),
+        residency=None if adapters is None else adapters.residency,
+    )
+    limits = ModelLimits(
+        max_model_len=max_model_len,
+        vocab_size=loaded.spec.vocab_size,
+        eos_token_ids=loaded.eos_token_ids,
+    )
+    core = EngineCore(
+        scheduler=scheduler, runner=runner, adapters=adapters, limits=limits, clock=clock
+    )
+    return core, split
+
+
+def describe(
+    config: EngineConfig, loaded: LoadedModel, split: MemorySplit, core: EngineCore
+) -> CoreReady:
+    """Return what the server needs to know of a core that is ready."""
+    base = base_description(loaded, core.limits.max_model_len, lora_rows=split.lora_rows)
+    return CoreReady(
+        base_id=base.base_id,
+        base_identity=base.identity,
+        architecture=base.architecture,
+        model_dir=str(loaded.model_dir),
+        dtype=DTYPE_NAMES[loaded.dtype],
+        vocab_size=base.vocab_size,
+        num_layers=base.num_layers,
+        hidden=base.hidden,
+        max_model_len=base.max_model_len,
+        eos_token_ids=loaded.eos_token_ids,
+        modules={
+            name: ModuleShape(shape.in_features, shape.out_features)
+            for name, shape in base.modules.items()
+        },
+        tie_word_embeddings=base.tie_word_embeddings,
+        lora_rows=split.lora_rows,
+        num_blocks=split.num_blocks,
+        block_size=config.block_size,
+        memory=split.as_numbers(),
+    )
+
+
+def max_model_len_of(config: EngineConfig, loaded: LoadedModel) -> int:
+    """Return the operator's limit, or the checkpoint's; never more than the checkpoint's."""
+    return min(config.max_model_len or loaded.spec.max_model_len, loaded.spec.max_model_len)
+
+
+def module_specs(loaded: LoadedModel) -> list[ModuleSpec]:
+    """Return the packed LoRA modules of one layer, with their slices in column order."""
+    spec = loaded.spec
+    q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    return [
+        ModuleSpec(
+            name="qkv", group="attention", in_features=spec.hidden, slice_out_features=(q, kv, kv)
+        ),
+        ModuleSpec(name="o", group="attention", in_features=q, slice_out_features=(spec.hidden,)),
+        ModuleSpec(
+            name="gate_up",
+            group="mlp",
+            in_features=spec.hidden,
+            slice_out_features=(spec.intermediate, spec.intermediate),
+        ),
+        ModuleSpec(
+            name="down",
+            group="mlp",
+            in_features=spec.intermediate,
+            slice_out_features=(spec.hidden,),
+        ),
+    ]
+
+
+def base_description(
+    loaded: LoadedModel, max_model_len: int, *, lora_rows: dict[str, int]
+) -> BaseDescription:
+    """Return the module table of the loaded base."""
+    spec = loaded.spec
+    q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+    return BaseDescription(
+        base_id=loaded.base_id,
+        identity=loaded.identity,
+        architecture=spec.architecture,
+        num_layers=spec.num_layers,
+        hidden=spec.hidden,
+        vocab_size=spec.vocab_size,
+        max_model_len=max_model_len,
+        tie_word_embeddings=spec.tie_word_embeddings,
+        modules={
+            "q_proj": LinearShape(spec.hidden, q),
+            "k_proj": LinearShape(spec.hidden, kv),
+            "v_proj": LinearShape(spec.hidden, kv),
+            "o_proj": LinearShape(q, spec.hidden),
+            "gate_proj": LinearShape(spec.hidden, spec.intermediate),
+            "up_proj": LinearShape(spec.hidden, spec.intermediate),
+            "down_proj": LinearShape(spec.intermediate, spec.hidden),
+        },
+        lora_rows=lora_rows,
+    )
+
+
+def _measured_split(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    modules: list[ModuleSpec],
+    *,
+    max_model_len: int,
+) -> MemorySplit:
+    blocks_per_sequence = -(-max_model_len // config.block_size)
+    budget = default_budget_bytes() if config.memory_bytes is None else config.memory_bytes
+    row_bytes = (
+        Arena.row_bytes(modules=modules, num_layers=loaded.spec.num_layers, dtype=loaded.dtype)
+        if modules
+        else {}
+    )
+    return split_memory(
+        budget_bytes=budget,
+        weight_bytes=loaded.weight_bytes,
+        activation_bytes=_activation_bytes(config, loaded),
+        block_bytes=_kv_storage(loaded, num_blocks=1, block_size=config.block_size).block_bytes,
+        row_bytes=row_bytes,
+        max_blocks=blocks_per_sequence * config.max_num_seqs,
+        min_blocks=blocks_per_sequence,
+    )
+
+
+def _activation_bytes(config: EngineConfig, loaded: LoadedModel) -> int:
+    """Run a step of the full token budget over scratch blocks; return what it took on top."""
+    num_tokens = min(config.max_tokens_per_step, max_model_len_of(config, loaded))
+    num_blocks = -(-num_tokens // config.block_size)
+    kv = _kv_storage(loaded, num_blocks=num_blocks, block_size=config.block_size)
+    sequence = Sequence(
+        request_id="profile",
+        token_ids=[0] * num_tokens,
+        num_prompt_tokens=num_tokens,
+        params=SamplingParams(max_tokens=1),
+        seed=0,
+        eos_token_ids=(),
+        block_table=list(range(num_blocks)),
+    )
+    chunk = Chunk(sequence=sequence, start=0, num_tokens=num_tokens, samples=True, lora_index=None)
+    plan = StepPlan(chunks=(chunk,))
+    meter = PeakMeter()
+    ModelRunner(decoder=loaded.decoder, kv=kv, arena=None).run(plan)
+    return meter.rise_bytes()
+
+
+def _kv_storage(loaded: LoadedModel, *, num_blocks: int, block_size: int) -> KVStorage:
+    return KVStorage(
+        num_layers=loaded.spec.num_layers,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        num_kv_heads=loaded.spec.num_kv_heads,
+        head_dim=loaded.spec.head_dim,
+        dtype=loaded.dtype,
+        device=torch.device("cpu"),
+    )
+
+
+def _arena(loaded: LoadedModel, modules: list[ModuleSpec], lora_rows: dict[str, int]) -> Arena:
+    return Arena(
+        modules=modules,
+        num_layers=loaded.spec.num_layers,
+        num_rows=lora_rows,
+        dtype=loaded.dtype,
+        device=torch.device("cpu"),
+    )
+
+
+def _adapters(
+    config: EngineConfig,
+    loaded: LoadedModel,
+    arena: Arena,
+    lora_rows: dict[str, int],
+    *,
+    clock: Callable[[], float],
+) -> AdapterLifecycle:
+    image_dir = Path(config.state_dir) / "images"
+    image_dir.mkdir(parents=True, exist_ok=True)
+    allocator = {group: ArenaAllocator(num_rows) for group, num_rows in lora_rows.items()}
+    return AdapterLifecycle(
+        residency=AdapterResidency(allocator=allocator, clock=clock),
+        loader=LoaderClient(),
+        writer=ArenaWriter(arena),
+        base=base_description(loaded, max_model_len_of(config, loaded), lora_rows=lora_rows),
+        dtype=DTYPE_NAMES[loaded.dtype],
+        image_dir=image_dir,
+    )

@@ -1,0 +1,248 @@
+"""The engine core: commands in, one step at a time, events out. Synchronous, one thread."""
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine.errors import AdapterConflict, EngineError, InvalidRequest, UnknownAdapter
+from engine.lora.lifecycle import AdapterLifecycle, call_failed
+from engine.model.runner import ModelRunner
+from engine.protocol import (
+    AbortRequest,
+    AddRequest,
+    CallDone,
+    Command,
+    CoreStatus,
+    Event,
+    GetStatus,
+    LoadAdapter,
+    RequestFailed,
+    StepDone,
+    UnloadAdapter,
+)
+from engine.sampling.sampler import SampledToken, SamplingRow, sample
+from engine.scheduler.plan import StepPlan
+from engine.scheduler.scheduler import Scheduler
+from engine.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLimits:
+    """What a request may ask of the loaded model."""
+
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unload:
+    """An unload that waits for leases to end; at `deadline_s` (the core's clock) it ends them."""
+
+    call_id: str
+    lora_id: str
+    deadline_s: float
+
+
+class EngineCore:
+    """Joins scheduler, adapters and runner.
+
+    Only this class tells the scheduler to end an adapter's sequences, and only it turns errors
+    into events. The owner calls handle() and step() from one thread and sends what they return.
+    """
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        runner: ModelRunner,
+        adapters: AdapterLifecycle | None,
+        limits: ModelLimits,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.scheduler = scheduler
+        self.runner = runner
+        self.adapters = adapters
+        self.limits = limits
+        self._clock = clock
+        self._unloads: list[Unload] = []
+        self._checked = True
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step now would bring anything on."""
+        busy = self.adapters is not None and self.adapters.is_busy
+        return self.scheduler.has_work or busy or bool(self._unloads)
+
+    @property
+    def is_waiting_for_files(self) -> bool:
+        """Whether all that is left to do is another process's job."""
+        return (
+            not self.scheduler.has_work
+            and self.adapters is not None
+            and not self.adapters.is_copying
+        )
+
+    def handle(self, command: Command) -> list[Event]:
+        """Take one command; return its answers, if there are any already."""
+        match command:
+            case AddRequest():
+                return self._add(command)
+            case AbortRequest():
+                self.scheduler.abort(command.request_id)
+                return []
+            case LoadAdapter():
+                return self._load(command)
+            case UnloadAdapter():
+                return self._unload(command)
+            case GetStatus():
+                return [CallDone(call_id=command.call_id, status=self.status())]
+
+    def step(self) -> list[Event]:
+        """Bring loads and unloads on, then compute one mixed batch if there is one."""
+        events: list[Event] = []
+        if self.adapters is not None:
+            events += self.adapters.advance()
+            events += self._advance_unloads()
+        plan = self.scheduler.plan_step()
+        if plan is None:
+            self._check_when_idle()
+            return events
+        self._checked = False
+        logits = self.runner.run(plan)
+        sampled: dict[int, SampledToken] = {}
+        if logits is not None:
+            positions = [index for index, chunk in enumerate(plan.chunks) if chunk.samples]
+            rows = [_sampling_row(plan, index) for index in positions]
+            sampled = dict(zip(positions, sample(logits, rows), strict=True))
+        outputs = self.scheduler.commit(plan, sampled)
+        if outputs:
+            events.append(StepDone(outputs=outputs))
+        return events
+
+    def status(self) -> CoreStatus:
+        """Return counters since start and gauges of now."""
+        scheduler, counters = self.scheduler, self.scheduler.counters
+        residency = None if self.adapters is None else self.adapters.residency
+        return CoreStatus(
+            num_steps=counters.num_steps,
+            num_tokens_computed=counters.num_tokens_computed,
+            num_tokens_generated=counters.num_tokens_generated,
+            num_steps_with_several_adapters=counters.num_steps_with_several_adapters,
+            num_steps_with_several_chunks=counters.num_steps_with_several_chunks,
+            max_adapters_in_step=counters.max_adapters_in_step,
+            num_running_seqs=scheduler.num_running,
+            num_waiting_seqs=scheduler.num_waiting,
+            num_blocks=scheduler.cache.pool.num_blocks,
+            num_free_blocks=scheduler.cache.pool.num_free_blocks,
+            lora_rows={} if residency is None else residency.num_rows,
+            free_lora_rows={} if residency is None else residency.num_free_rows,
+            running_lora_ids=scheduler.running_lora_ids,
+            waiting_lora_ids=scheduler.waiting_lora_ids,
+            adapters=[] if residency is None else residency.statuses(),
+            num_adapter_loads=0 if residency is None else residency.num_loads,
+            num_adapter_evictions=0 if residency is None else residency.num_evictions,
+        )
+
+    def check_invariants(self) -> None:
+        """Check that nothing has leaked: blocks, rows, leases and claims all add up."""
+        self.scheduler.check_invariants()
+        if self.adapters is not None:
+            self.adapters.check_invariants()
+
+    def close(self) -> None:
+        """End the loader process; the core can't be used afterwards."""
+        if self.adapters is not None:
+            self.adapters.close()
+
+    def _add(self, request: AddRequest) -> list[Event]:
+        try:
+            self._check_request(request)
+            self.scheduler.add(self._sequence_of(request))
+        except EngineError as error:
+            return [_failed(request.request_id, error)]
+        return []
+
+    def _check_request(self, request: AddRequest) -> None:
+        num_prompt_tokens = len(request.prompt_ids)
+        if num_prompt_tokens == 0:
+            raise InvalidRequest("the prompt has no tokens", param="prompt")
+        if num_prompt_tokens + request.params.max_tokens > self.limits.max_model_len:
+            raise InvalidRequest(
+                f"this model's context is {self.limits.max_model_len} tokens, but the prompt has "
+                f"{num_prompt_tokens} and {request.params.max_tokens} more were asked for",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        if not all(0 <= token < self.limits.vocab_size for token in request.prompt_ids):
+            raise InvalidRequest(
+                f"token ids are between 0 and {self.limits.vocab_size - 1}", param="prompt"
+            )
+        if request.lora_id is not None and (
+            self.adapters is None or not self.adapters.residency.knows(request.lora_id)
+        ):
+            raise UnknownAdapter(f"no adapter {request.lora_id!r} is loaded here")
+
+    def _sequence_of(self, request: AddRequest) -> Sequence:
+        seed = request.params.seed
+        return Sequence(
+            request_id=request.request_id,
+            token_ids=list(request.prompt_ids),
+            num_prompt_tokens=len(request.prompt_ids),
+            params=request.params,
+            seed=secrets.randbits(63) if seed is None else seed,
+            eos_token_ids=self.limits.eos_token_ids,
+            lora_id=request.lora_id,
+        )
+
+    def _load(self, command: LoadAdapter) -> list[Event]:
+        if self.adapters is None:
+            error = InvalidRequest("this worker was started without LoRA", code="lora_disabled")
+            return [call_failed(command.call_id, error)]
+        return self.adapters.load(command)
+
+    def _unload(self, command: UnloadAdapter) -> list[Event]:
+        if self.adapters is None or not self.adapters.residency.knows(command.lora_id):
+            error = UnknownAdapter(f"no adapter {command.lora_id!r} is loaded here")
+            return [call_failed(command.call_id, error)]
+        unloaded = AdapterConflict(f"the adapter {command.lora_id!r} was unloaded")
+        ended = self.scheduler.fail_waiting(command.lora_id)
+        self.adapters.residency.unload(command.lora_id)
+        self._unloads.append(
+            Unload(
+                call_id=command.call_id,
+                lora_id=command.lora_id,
+                deadline_s=self._clock() + command.timeout_s,
+            )
+        )
+        return [_failed(sequence.request_id, unloaded) for sequence in ended]
+
+    def _advance_unloads(self) -> list[Event]:
+        assert self.adapters is not None
+        events: list[Event] = []
+        for unload in list(self._unloads):
+            if self._clock() >= unload.deadline_s:
+                unloaded = AdapterConflict(f"the adapter {unload.lora_id!r} was unloaded")
+                ended = self.scheduler.abort_running(unload.lora_id)
+                events += [_failed(sequence.request_id, unloaded) for sequence in ended]
+            if self.adapters.residency.finish_unload(unload.lora_id):
+                self._unloads.remove(unload)
+                events.append(CallDone(call_id=unload.call_id))
+        return events
+
+    def _check_when_idle(self) -> None:
+        if not self._checked and not self.has_work:
+            self.check_invariants()
+            self._checked = True
+
+
+def _sampling_row(plan: StepPlan, index: int) -> SamplingRow:
+    sequence = plan.chunks[index].sequence
+    return SamplingRow(params=sequence.params, seed=sequence.seed, position=sequence.num_tokens)
+
+
+def _failed(request_id: str, error: EngineError) -> RequestFailed:
+    return RequestFailed(
+        request_id=request_id, code=error.code, message=str(error), status=error.status
+    )

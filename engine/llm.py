@@ -1,0 +1,174 @@
+"""The engine without a server: prompts in, completions out, in this process.
+
+llm = LLM(model="path/to/checkpoint", dtype="fp32")
+llm.load_adapter("pirate@1a2b3c4d5e6f", "examples/adapters/pirate")
+llm.generate(["Hello"], SamplingParams(max_tokens=16), lora_ids=["pirate@1a2b3c4d5e6f"])
+"""
+
+import itertools
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tokenizers import Tokenizer
+
+from engine.assembly import build_core, load_for
+from engine.config import EngineConfig
+from engine.errors import AdapterRefused, EngineError
+from engine.protocol import (
+    AddRequest,
+    CallDone,
+    CallFailed,
+    Command,
+    CoreStatus,
+    Event,
+    LoadAdapter,
+    RequestFailed,
+    SamplingParams,
+    StepDone,
+    TokenLogprob,
+    UnloadAdapter,
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Completion:
+    """The answer to one prompt.
+
+    logprobs   one entry per token when asked for: the sampled token first, then the top ones
+    """
+
+    prompt_ids: list[int]
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[list[TokenLogprob]] = field(default_factory=list)
+    text: str = ""
+    finish_reason: str | None = None
+    num_cached_tokens: int = 0
+
+
+class LLM:
+    """One engine core in this process, stepped by whoever calls generate().
+
+    Not for two threads at once. Use as a context manager, or call close().
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        state_dir: str | None = None,
+        progress: Callable[[str], None] = lambda _text: None,
+        **settings: Any,
+    ) -> None:
+        self._scratch = tempfile.TemporaryDirectory(prefix="loraplex-") if not state_dir else None
+        directory = state_dir or (self._scratch.name if self._scratch else "")
+        self.config = EngineConfig(model=model, state_dir=directory, **settings)
+        self.loaded = load_for(self.config, progress=progress)
+        self.core, self.memory = build_core(self.config, self.loaded, progress=progress)
+        self.tokenizer: Tokenizer | None = None
+        if (Path(self.loaded.model_dir) / "tokenizer.json").exists():
+            path = Path(self.loaded.model_dir) / "tokenizer.json"
+            self.tokenizer = Tokenizer.from_file(str(path))
+        self._ids = itertools.count()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def load_adapter(self, lora_id: str, path: str | Path) -> None:
+        """Make a PEFT directory known as `lora_id`; raises AdapterRefused with every problem."""
+        call_id = f"call-{next(self._ids)}"
+        self._call(LoadAdapter(call_id=call_id, lora_id=lora_id, path=str(path)))
+
+    def unload_adapter(self, lora_id: str) -> None:
+        """Forget `lora_id`; raises UnknownAdapter's words if there is none."""
+        self._call(UnloadAdapter(call_id=f"call-{next(self._ids)}", lora_id=lora_id))
+
+    def generate(
+        self,
+        prompts: Sequence[str | list[int]],
+        params: SamplingParams | Sequence[SamplingParams],
+        *,
+        lora_ids: Sequence[str | None] | None = None,
+    ) -> list[Completion]:
+        """Answer all prompts in one continuous batch, in the order given.
+
+        Raises EngineError with the first refusal's words; the other requests are then aborted.
+        """
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        loras = [None] * len(prompts) if lora_ids is None else list(lora_ids)
+        open_requests: dict[str, Completion] = {}
+        completions: list[Completion] = []
+        for prompt, one, lora_id in zip(prompts, each, loras, strict=True):
+            prompt_ids = self.encode(prompt) if isinstance(prompt, str) else prompt
+            request_id = f"request-{next(self._ids)}"
+            completion = Completion(prompt_ids=prompt_ids)
+            completions.append(completion)
+            open_requests[request_id] = completion
+            command = AddRequest(
+                request_id=request_id, prompt_ids=prompt_ids, params=one, lora_id=lora_id
+            )
+            self._take(self.core.handle(command), open_requests)
+        while open_requests:
+            self._take(self.core.step(), open_requests)
+        if self.tokenizer is not None:
+            for completion in completions:
+                completion.text = self.tokenizer.decode(completion.token_ids)
+        return completions
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of `text`, with what the tokenizer adds by itself."""
+        if self.tokenizer is None:
+            raise EngineError("this checkpoint has no tokenizer.json; pass token ids")
+        return list(self.tokenizer.encode(text).ids)
+
+    def status(self) -> CoreStatus:
+        """Return the core's counters and gauges."""
+        return self.core.status()
+
+    def close(self) -> None:
+        """End the loader process and remove the scratch folder, if there is one."""
+        self.core.close()
+        if self._scratch is not None:
+            self._scratch.cleanup()
+
+    def _take(self, events: list[Event], open_requests: dict[str, Completion]) -> None:
+        for event in events:
+            if isinstance(event, RequestFailed):
+                for request_id in open_requests:
+                    self.core.scheduler.abort(request_id)
+                raise EngineError(f"{event.code}: {event.message}")
+            if isinstance(event, StepDone):
+                for output in event.outputs:
+                    completion = open_requests[output.request_id]
+                    completion.token_ids += output.token_ids
+                    completion.logprobs += output.logprobs or []
+                    completion.num_cached_tokens = output.num_cached_tokens
+                    if output.finish_reason is not None:
+                        completion.finish_reason = output.finish_reason
+                        del open_requests[output.request_id]
+
+    def _call(self, command: Command) -> None:
+        events = self.core.handle(command)
+        while True:
+            for event in events:
+                if isinstance(event, CallFailed):
+                    if event.problems:
+                        raise AdapterRefused(event.problems)
+                    raise EngineError(f"{event.code}: {event.message}")
+                if isinstance(event, CallDone):
+                    return
+            if self.core.is_waiting_for_files:
+                time.sleep(0.001)
+            events = self.core.step()

@@ -1,0 +1,1 @@
+"""Which adapters live on this worker: files, arena rows, leases."""

@@ -1,0 +1,123 @@
+"""How the memory budget becomes KV blocks and arena rows; measured, not guessed."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.errors import InvalidModel
+
+GIB = 1024**3
+MIB = 1024**2
+LORA_SHARE = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemorySplit:
+    """What the budget is spent on; all in bytes but the two counts.
+
+    budget_bytes = activation_bytes + kv_bytes + lora_bytes, up to one block and one row.
+    """
+
+    budget_bytes: int
+    weight_bytes: int
+    activation_bytes: int
+    kv_bytes: int
+    lora_bytes: int
+    num_blocks: int
+    lora_rows: dict[str, int]
+
+    def as_numbers(self) -> dict[str, int]:
+        """Return the byte counts by name, for a person and for metrics."""
+        return {
+            "budget_bytes": self.budget_bytes,
+            "weight_bytes": self.weight_bytes,
+            "activation_bytes": self.activation_bytes,
+            "kv_bytes": self.kv_bytes,
+            "lora_bytes": self.lora_bytes,
+        }
+
+
+def default_budget_bytes() -> int:
+    """Return min(4 GiB, half of the memory that is available now)."""
+    return min(4 * GIB, _available_bytes() // 2)
+
+
+def split_memory(
+    *,
+    budget_bytes: int,
+    weight_bytes: int,
+    activation_bytes: int,
+    block_bytes: int,
+    row_bytes: Mapping[str, int],
+    max_blocks: int,
+    min_blocks: int,
+) -> MemorySplit:
+    """Divide the budget: activations first, a quarter of the rest to rank rows, the rest to KV.
+
+    `row_bytes` gives one rank row's bytes in each arena group, over all layers; empty without
+    LoRA. `max_blocks` is what all sequences at full length could use; what KV leaves over goes
+    to rank rows. Raises InvalidModel with the numbers if one sequence of full length can't fit.
+    """
+    rest = budget_bytes - activation_bytes
+    lora_share = int(rest * LORA_SHARE) if row_bytes else 0
+    num_blocks = min((rest - lora_share) // block_bytes, max_blocks)
+    if num_blocks < min_blocks:
+        needed = activation_bytes + int(min_blocks * block_bytes / (1 - LORA_SHARE))
+        raise InvalidModel(
+            f"a memory budget of {budget_bytes // MIB} MiB holds {max(num_blocks, 0)} KV blocks, "
+            f"but one sequence of full length needs {min_blocks} (about {needed // MIB + 1} MiB); "
+            "raise --memory or lower --max-model-len"
+        )
+    kv_bytes = num_blocks * block_bytes
+    lora_rows: dict[str, int] = {}
+    if row_bytes:
+        rows = max((rest - kv_bytes) // sum(row_bytes.values()), 0)
+        lora_rows = dict.fromkeys(row_bytes, int(rows))
+    return MemorySplit(
+        budget_bytes=budget_bytes,
+        weight_bytes=weight_bytes,
+        activation_bytes=activation_bytes,
+        kv_bytes=kv_bytes,
+        lora_bytes=sum(lora_rows[group] * row_bytes[group] for group in lora_rows),
+        num_blocks=int(num_blocks),
+        lora_rows=lora_rows,
+    )
+
+
+class PeakMeter:
+    """Measures how far this process's resident memory rises above where it started.
+
+    Linux only; elsewhere `rise_bytes` is 0 and the caller's own estimate has to do.
+    """
+
+    def __init__(self) -> None:
+        self._status = Path("/proc/self/status")
+        try:
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets VmHWM
+            self._start_bytes = self._field("VmRSS")
+        except OSError:
+            self._start_bytes = None
+
+    def rise_bytes(self) -> int:
+        """Return peak minus start, in bytes; 0 where it can't be measured."""
+        if self._start_bytes is None:
+            return 0
+        peak = self._field("VmHWM")
+        return 0 if peak is None else max(peak - self._start_bytes, 0)
+
+    def _field(self, name: str) -> int | None:
+        for line in self._status.read_text(encoding="ascii").splitlines():
+            if line.startswith(name + ":"):
+                return int(line.split()[1]) * 1024
+        return None
+
+
+def _available_bytes() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

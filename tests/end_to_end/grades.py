@@ -1,0 +1,84 @@
+"""Grade E1: what it means that our tokens are the reference's."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from engine.llm import LLM, Completion
+from engine.model.inputs import StepInputs
+from engine.protocol import SamplingParams
+from engine.scheduler.plan import Chunk, StepPlan
+from engine.sequence import Sequence
+from tests.end_to_end.peft_reference import PeftReference
+
+MAX_LOGIT_GAP = 1e-3
+
+
+@dataclass
+class GradeE1:
+    """Compares completions with the reference's; remembers gaps and excuses."""
+
+    reference: PeftReference
+    largest_gap: float = 0.0
+    excuses: list[str] = field(default_factory=list)
+
+    def check(self, llm: LLM, completion: Completion, *, name: str | None, lora_id: str | None):
+        """Assert E1 for one completion that was generated with `name` applied."""
+        ids = completion.prompt_ids + completion.token_ids
+        theirs = self.reference.logits(ids, name=name)
+        gap = float((teacher_forced_logits(llm, ids, lora_id) - theirs).abs().max())
+        self.largest_gap = max(self.largest_gap, gap)
+
+        assert gap <= MAX_LOGIT_GAP, f"logit gap {gap:.2e} with adapter {name}"
+
+        num_tokens = len(completion.token_ids)
+        expected = self.reference.greedy(completion.prompt_ids, name=name, num_tokens=num_tokens)
+        if expected == completion.token_ids:
+            return
+        first = next(i for i in range(num_tokens) if expected[i] != completion.token_ids[i])
+        top_two = theirs[len(completion.prompt_ids) + first - 1].topk(2).values
+        margin = float(top_two[0] - top_two[1])
+
+        assert margin < 2 * gap, (
+            f"token {first} with adapter {name}: {completion.token_ids[first]} for "
+            f"{expected[first]}, margin {margin:.2e}, gap {gap:.2e}"
+        )
+        self.excuses.append(f"adapter {name}, token {first}: margin {margin:.2e}, gap {gap:.2e}")
+
+
+@torch.inference_mode()
+def teacher_forced_logits(llm: LLM, token_ids: list[int], lora_id: str | None) -> torch.Tensor:
+    """Return our logits [num_tokens, vocab] of a whole sequence, through arena and paged KV."""
+    core = llm.core
+    blocks = core.scheduler.cache.pool.allocate(-(-len(token_ids) // llm.config.block_size))
+    assert blocks is not None
+    lease = None
+    if lora_id is not None:
+        residency = core.adapters.residency
+        residency.claim(lora_id)
+        while (lease := residency.lease(lora_id)) is None:
+            core.step()
+    sequence = Sequence(
+        request_id="teacher",
+        token_ids=token_ids,
+        num_prompt_tokens=len(token_ids),
+        params=SamplingParams(max_tokens=1),
+        seed=0,
+        eos_token_ids=(),
+        block_table=blocks,
+    )
+    chunk = Chunk(
+        sequence=sequence,
+        start=0,
+        num_tokens=len(token_ids),
+        samples=True,
+        lora_index=None if lease is None else lease.lora_index,
+    )
+    plan = StepPlan(chunks=(chunk,))
+    inputs: StepInputs = core.runner.inputs_of(plan)
+    hidden = core.runner.decoder.forward(inputs, core.runner.kv, core.runner.lora_step_of(plan))
+    logits = core.runner.decoder.head(hidden)
+    core.scheduler.cache.pool.free(blocks[::-1])
+    if lease is not None:
+        core.adapters.residency.release(lease)
+    return logits
