@@ -1,11 +1,13 @@
 """What can go wrong with an adapter, by who must act.
 
 AdapterError
-├── AdapterInvalid    the uploader: every problem is listed
-├── AdapterTooLarge   the uploader: a limit is named with both numbers
-├── AdapterNotFound   the caller's view is old
-├── AdapterConflict   the caller's view is old: a generation, name or alias doesn't fit
-└── RegistryBroken    the operator: Redis can't be reached or answers nonsense
+├── AdapterInvalid        the uploader: every problem is listed
+├── AdapterNameInvalid    the caller: a name, alias or reference can't be spelt so
+├── AdapterTooLarge       the uploader: a limit is named with both numbers
+├── AdapterNotFound       the caller's view is old
+├── AdapterConflict       the caller's view is old: a generation, name or alias doesn't fit
+├── StoreBroken           the operator: the store's files can't be read or written
+└── RegistryBroken        the operator: Redis can't be reached or answers nonsense
 """
 
 from collections.abc import Sequence
@@ -27,6 +29,12 @@ class AdapterInvalid(AdapterError):
         self.problems = tuple(problems)
 
 
+class AdapterNameInvalid(AdapterError):
+    """A name or an alias has a form that isn't allowed."""
+
+    code = "invalid_name"
+
+
 class AdapterTooLarge(AdapterError):
     """An upload passes a limit of bytes, members or ratio."""
 
@@ -43,6 +51,12 @@ class AdapterConflict(AdapterError):
     """The record has moved on since the caller read it, or the change isn't possible."""
 
     code = "conflict"
+
+
+class StoreBroken(AdapterError):
+    """The store's files can't be read, written or trusted."""
+
+    code = "store_unavailable"
 
 
 class RegistryBroken(AdapterError):

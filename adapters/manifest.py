@@ -1,0 +1,43 @@
+"""What is known about one stored version: written once, read by everyone."""
+
+import msgspec
+
+DIGEST_PREFIX = "sha256:"
+
+
+class AdapterManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The description of one version, kept beside its bytes and in the registry.
+
+    digest                 "sha256:" and 64 hex digits; see adapters.digest
+    base_id, base_identity the base against which it was validated
+    rows                   rank rows that it needs, by arena group
+    num_possible_modules   linear modules of that base, so that coverage can be shown
+    warnings               what the uploader should look at; notes: what was accepted, and why
+    created                ISO 8601, UTC
+    """
+
+    digest: str
+    base_id: str
+    base_identity: str
+    dtype: str
+    max_rank: int
+    rows: dict[str, int]
+    num_modules: int
+    num_possible_modules: int
+    targets: list[str]
+    num_bytes: int
+    created: str
+    notes: list[str] = []
+    warnings: list[str] = []
+
+    @property
+    def coverage(self) -> str:
+        return f"{self.num_modules}/{self.num_possible_modules} modules"
+
+    def lora_id(self, adapter_name: str) -> str:
+        return lora_id(adapter_name, self.digest)
+
+
+def lora_id(adapter_name: str, digest: str) -> str:
+    """Return the name by which a worker knows a version: `name@digest12`."""
+    return f"{adapter_name}@{digest.removeprefix(DIGEST_PREFIX)[:12]}"

@@ -1,0 +1,41 @@
+"""JSON from strangers: no duplicate keys, no NaN, no surprises; one error with words."""
+
+import json
+from typing import Any, NoReturn
+
+
+class NotStrictJson(ValueError):
+    """The bytes aren't JSON in the strict sense; the text says where or why."""
+
+
+def parse_strict_json(raw: bytes) -> Any:
+    """Parse UTF-8 JSON; a byte-order mark is tolerated, duplicate keys and NaN aren't."""
+    try:
+        return json.loads(
+            raw.decode("utf-8-sig"),
+            object_pairs_hook=_object_without_duplicates,
+            parse_constant=_refuse_constant,
+        )
+    except UnicodeDecodeError as error:
+        raise NotStrictJson(f"byte {error.start} isn't UTF-8") from error
+    except json.JSONDecodeError as error:
+        raise NotStrictJson(f"line {error.lineno}, column {error.colno}: {error.msg}") from error
+    except RecursionError as error:
+        raise NotStrictJson("it is nested too deeply") from error
+    except ValueError as error:
+        raise NotStrictJson(str(error)) from error
+
+
+def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise ValueError(f"the key {key[:60]!r} stands twice in one object")
+            seen.add(key)
+    return result
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} isn't a JSON number")
