@@ -1,0 +1,294 @@
+"""The static tensors of rank rows, one pair per module, and the tables that say whose they are."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# One number per layer and slice, as [num_layers][num_slices].
+LayerTable = Sequence[Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleSpec:
+    """One linear module of each layer, packed of slices that have the input in common.
+
+    name                 "qkv", "o", "gate_up" or "down"
+    group                adapters have one span of rows per group ("attention", "mlp")
+    slice_out_features   output columns of each slice, in order: q|k|v is three slices
+    """
+
+    name: str
+    group: str
+    in_features: int
+    slice_out_features: tuple[int, ...]
+
+    @property
+    def num_slices(self) -> int:
+        """How many LoRA targets the module holds."""
+        return len(self.slice_out_features)
+
+    @property
+    def out_features(self) -> int:
+        """Output columns of all slices together."""
+        return sum(self.slice_out_features)
+
+    def column0(self, slice_index: int) -> int:
+        """First output column of a slice."""
+        return sum(self.slice_out_features[:slice_index])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """An adapter's contiguous rank rows in one group."""
+
+    row0: int
+    num_rows: int
+
+    @property
+    def stop(self) -> int:
+        """One past the last row."""
+        return self.row0 + self.num_rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceWeights:
+    """One slice of one adapter in one layer: views of the arena, exactly `rank` rows high.
+
+    a_t  [in, rank], a seen from its side
+    b    [rank, out of the slice]
+    """
+
+    slice_index: int
+    rank: int
+    scale: float
+    a_t: Tensor
+    b: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleWeights:
+    """One adapter in one layer's module. Slices without weights are left out; may be empty.
+
+    stacked_a  [num_slices, rank, in] and stacked_b [rank, out], when the module has all its
+               slices in one rank, and more than one; else None
+    """
+
+    slices: tuple[SliceWeights, ...]
+    stacked_a: Tensor | None
+    stacked_b: Tensor | None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Entry:
+    """One row of the tables, and the views that were cut for it; views die with any change."""
+
+    spans: dict[str, Span]
+    ranks: dict[str, LayerTable]
+    scales: dict[str, LayerTable]
+    views: dict[tuple[str, int], ModuleWeights]
+
+
+class Arena:
+    """Holds the rank rows of every resident adapter; decides nothing.
+
+    Per module two tensors in the base's dtype, never reallocated:
+
+        a  [num_layers, num_slices, num_rows, in]
+        b  [num_layers, num_rows, out]       transposed, cut by the slices' column ranges
+
+    An adapter is a lora_index with a span per group, and a rank and a scale per module, layer and
+    slice. Rank 0 means that the slice has no weights. Rows of a span above a slice's rank are never
+    read, so whatever an earlier adapter left there is harmless. Rows are committed by the operating
+    system when they are first written.
+
+    Only ArenaWriter writes, between steps.
+    """
+
+    def __init__(
+        self,
+        *,
+        modules: Sequence[ModuleSpec],
+        num_layers: int,
+        num_rows: Mapping[str, int],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.num_layers = num_layers
+        self.num_rows = dict(num_rows)
+        self.dtype = dtype
+        self.device = device
+        self._modules = {module.name: module for module in modules}
+        assert len(self._modules) == len(modules), "module names are unique"
+        self._a: dict[str, Tensor] = {}
+        self._b: dict[str, Tensor] = {}
+        for module in modules:
+            rows = self.num_rows[module.group]
+            a_shape = (num_layers, module.num_slices, rows, module.in_features)
+            self._a[module.name] = _lazy_zeros(a_shape, dtype=dtype, device=device)
+            b_shape = (num_layers, rows, module.out_features)
+            self._b[module.name] = _lazy_zeros(b_shape, dtype=dtype, device=device)
+        self._entries: dict[int, _Entry] = {}
+
+    @property
+    def modules(self) -> tuple[ModuleSpec, ...]:
+        """The modules that may carry LoRA, in the order of a layer."""
+        return tuple(self._modules.values())
+
+    @property
+    def num_bytes(self) -> int:
+        """Address space of all rows; what is really in memory grows up to it."""
+        tensors = [*self._a.values(), *self._b.values()]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    @staticmethod
+    def row_bytes(
+        modules: Sequence[ModuleSpec], *, num_layers: int, dtype: torch.dtype
+    ) -> dict[str, int]:
+        """Return the bytes of one rank row of each group, over all its modules and layers."""
+        sizes: dict[str, int] = {}
+        for module in modules:
+            elements = module.num_slices * module.in_features + module.out_features
+            num_bytes = elements * num_layers * dtype.itemsize
+            sizes[module.group] = sizes.get(module.group, 0) + num_bytes
+        return sizes
+
+    def module(self, name: str) -> ModuleSpec:
+        """Return the extents of a module."""
+        return self._modules[name]
+
+    def a(self, module: str) -> Tensor:
+        """Return [num_layers, num_slices, num_rows, in]."""
+        return self._a[module]
+
+    def b(self, module: str) -> Tensor:
+        """Return [num_layers, num_rows, out]."""
+        return self._b[module]
+
+    def set_adapter(
+        self,
+        lora_index: int,
+        *,
+        spans: Mapping[str, Span],
+        ranks: Mapping[str, LayerTable],
+        scales: Mapping[str, LayerTable],
+    ) -> None:
+        """Make `lora_index` mean these spans; no row is read or written.
+
+        ranks and scales are [num_layers][num_slices] by module; a module left out has rank 0. A
+        group left out has no rows.
+        """
+        for name, table in ranks.items():
+            module = self._modules[name]
+            span = spans.get(module.group, Span(row0=0, num_rows=0))
+            self._check_inside(module.group, span)
+            assert len(table) == self.num_layers, "one line per layer"
+            for line in table:
+                assert len(line) == module.num_slices, "one rank per slice"
+                assert all(0 <= rank <= span.num_rows for rank in line), "ranks fit the span"
+        self._entries[lora_index] = _Entry(
+            spans=dict(spans), ranks=dict(ranks), scales=dict(scales), views={}
+        )
+
+    def clear_adapter(self, lora_index: int) -> None:
+        """Forget `lora_index`; its rows keep their bytes until somebody writes over them."""
+        self._entries.pop(lora_index, None)
+
+    def spans(self, lora_index: int) -> Mapping[str, Span]:
+        """Return the adapter's span by group."""
+        return self._entries[lora_index].spans
+
+    def write(
+        self, module: str, layer: int, slice_index: int, span: Span, *, a: Tensor, b: Tensor
+    ) -> None:
+        """Copy rows of one slice to the first rows of `span`, casting to the arena's dtype.
+
+        a  [n, in], b [n, out of the slice] (already transposed), n at most span.num_rows
+        """
+        spec = self._modules[module]
+        num_rows = a.shape[0]
+        assert num_rows == b.shape[0] <= span.num_rows, "rows fit the span"
+        self._check_inside(spec.group, span)
+        rows = slice(span.row0, span.row0 + num_rows)
+        column0 = spec.column0(slice_index)
+        columns = slice(column0, column0 + spec.slice_out_features[slice_index])
+        self._a[module][layer, slice_index, rows].copy_(a)
+        self._b[module][layer, rows, columns].copy_(b)
+
+    def move(self, group: str, src: Span, dst_row0: int) -> None:
+        """Move a span's rows to `dst_row0` in every module of the group, tables included.
+
+        The places may overlap. Rows that are left keep their bytes.
+        """
+        dst = Span(row0=dst_row0, num_rows=src.num_rows)
+        self._check_inside(group, src)
+        self._check_inside(group, dst)
+        for module in self._modules.values():
+            if module.group != group:
+                continue
+            a, b = self._a[module.name], self._b[module.name]
+            for layer in range(self.num_layers):
+                # A layer at a time, so that the copy that makes overlap safe stays small.
+                a[layer, :, dst.row0 : dst.stop] = a[layer, :, src.row0 : src.stop].clone()
+                b[layer, dst.row0 : dst.stop] = b[layer, src.row0 : src.stop].clone()
+        for entry in self._entries.values():
+            if entry.spans.get(group) == src:
+                entry.spans[group] = dst
+                entry.views.clear()
+
+    def weights(self, module: str, layer: int, lora_index: int) -> ModuleWeights:
+        """Return the adapter's views for one layer's module, cut once and kept until it changes."""
+        entry = self._entries[lora_index]
+        found = entry.views.get((module, layer))
+        if found is None:
+            found = entry.views[module, layer] = self._cut(entry, module, layer)
+        return found
+
+    def _check_inside(self, group: str, span: Span) -> None:
+        assert span.row0 >= 0, "no span starts before the arena"
+        assert span.stop <= self.num_rows[group], "no span ends behind the arena"
+
+    def _cut(self, entry: _Entry, module: str, layer: int) -> ModuleWeights:
+        if module not in entry.ranks:
+            return ModuleWeights(slices=(), stacked_a=None, stacked_b=None)
+        spec = self._modules[module]
+        ranks = [int(rank) for rank in entry.ranks[module][layer]]
+        row0 = entry.spans[spec.group].row0 if any(ranks) else 0
+        a, b = self._a[module][layer], self._b[module][layer]
+        slices = []
+        for index, rank in enumerate(ranks):
+            column0 = spec.column0(index)
+            columns = slice(column0, column0 + spec.slice_out_features[index])
+            rows = slice(row0, row0 + rank)
+            if rank > 0:
+                scale = float(entry.scales[module][layer][index])
+                slices.append(
+                    SliceWeights(
+                        slice_index=index,
+                        rank=rank,
+                        scale=scale,
+                        a_t=a[index, rows].t(),
+                        b=b[rows, columns],
+                    )
+                )
+        uniform = len(ranks) > 1 and ranks[0] > 0 and len(set(ranks)) == 1
+        rows = slice(row0, row0 + ranks[0])
+        return ModuleWeights(
+            slices=tuple(slices),
+            stacked_a=a[:, rows] if uniform else None,
+            stacked_b=b[rows] if uniform else None,
+        )
+
+
+def _lazy_zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return zeros whose pages are committed at first write, where the device allows it.
+
+    torch.zeros writes every page (seconds, and all of the memory at once); numpy's zeros are the
+    operating system's own zero pages.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    words = {2: np.uint16, 4: np.uint32}[dtype.itemsize]
+    return torch.from_numpy(np.zeros(shape, dtype=words)).view(dtype)

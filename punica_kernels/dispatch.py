@@ -1,0 +1,23 @@
+"""The one door to the LoRA products: chooses the back end by where the arena lives."""
+
+from torch import Tensor
+
+from punica_kernels import cpu, reference
+from punica_kernels.arena import Arena
+from punica_kernels.plan import LoraPlan
+
+
+def add_lora(
+    y: Tensor, x: Tensor, *, arena: Arena, module: str, layer: int, plan: LoraPlan
+) -> None:
+    """Add every adapter's part to a module's output, in place.
+
+        y[t] += scale * (x[t] @ a.T) @ b            for the tokens t of each segment
+
+    y  [num_tokens, out of the module], may be a view; x [num_tokens, in]
+    """
+    assert y.shape[0] == x.shape[0] == plan.num_tokens, "the plan is this step's"
+    if arena.device.type == "cpu":
+        cpu.add_lora(y, x, arena=arena, module=module, layer=layer, plan=plan)
+    else:
+        reference.add_lora(y, x, arena=arena, module=module, layer=layer, plan=plan)
