@@ -7,7 +7,10 @@ from engine.protocol import SamplingParams
 
 
 class SequenceStatus(Enum):
-    """WAITING holds only a claim; RUNNING holds blocks and a lease; FINISHED holds nothing."""
+    """WAITING holds a claim, or the lease it was preempted with; RUNNING blocks and a lease.
+
+    FINISHED holds nothing, at the latest when the step that computes it has been committed.
+    """
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -25,7 +28,7 @@ class FinishReason(Enum):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Sequence:
-    """One prompt and its answer. Only Scheduler writes to it.
+    """One prompt and its answer. Only Scheduler writes to it; block_table is CacheManager's.
 
     There is no prefill and no decode: num_computed_tokens chases num_tokens.
     """
