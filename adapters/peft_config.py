@@ -74,7 +74,7 @@ _NOT_SERVED = {
     "use_qalora": "QALoRA",
     "velora_config": "VeLoRA",
 }
-_KNOWN_TASKS = {None, "CAUSAL_LM"}
+_KNOWN_TASKS = (None, "CAUSAL_LM")
 _INERT_INITS = {True, False, None, "gaussian", "eva", "orthogonal"}
 
 

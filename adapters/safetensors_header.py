@@ -11,11 +11,6 @@ from adapters.strict_json import NotStrictJson, parse_strict_json
 
 MAX_HEADER_BYTES = 16 << 20
 _LENGTH_BYTES = 8
-# Formats that safetensors knows, so that a refusal can tell "unsupported" from "nonsense".
-_OTHER_DTYPES = frozenset(
-    "BOOL U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ F4 F6_E2M3 F6_E3M2 "
-    "I16 U16 I32 U32 F64 I64 U64 C64".split()
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +89,7 @@ def _tensor(path: Path, name: str, entry: Any, data_start: int) -> TensorRef | s
         return f"{name[:200]} must have dtype, shape and data_offsets, and nothing else"
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in WORD_TYPES:
-        known = "isn't supported" if dtype in _OTHER_DTYPES else "isn't a number format"
-        return f"{name[:200]} has dtype {str(dtype)[:40]}, which {known}: F32, F16 and BF16 are"
+        return f"{name[:200]} has dtype {str(dtype)[:40]}: only F32, F16 and BF16 are served"
     if not _are_counts(shape) or len(shape) > 8:
         return f"{name[:200]} has a shape that isn't a short list of whole numbers"
     if not _are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:

@@ -1,0 +1,132 @@
+"""Which modules a config means, and with which rank and scale: PEFT's own key matching.
+
+Keys are module names as the saving model had them, for example `model.layers.0.mlp.up_proj`.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from adapters.patterns import Pattern, PatternMatcher
+from adapters.peft_format import EffectiveConfig
+
+_HEAD = "lm_head"
+_ANY_LAYER = r".*?\.[^.]*\.(?P<idx>\d+)\."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleSetting:
+    """What the config says of one module that it targets."""
+
+    rank: int
+    scale: float
+
+
+def match_modules(config: EffectiveConfig, keys: Sequence[str]) -> dict[str, ModuleSetting]:
+    """Return the setting of each key that PEFT would give an adapter, as PEFT computes it.
+
+    Raises BadPattern when an expression is broken or can't be decided in time.
+    """
+    matcher = PatternMatcher(_patterns(config), keys)
+    return {key: _setting(config, key, matcher) for key in keys if _is_meant(config, key, matcher)}
+
+
+def unmatched_targets(config: EffectiveConfig, keys: Iterable[str]) -> tuple[str, ...]:
+    """Return the listed targets that name none of the keys; PEFT allows them."""
+    if isinstance(config.target_modules, str):
+        return ()
+    known = tuple(keys)
+    return tuple(
+        target
+        for target in config.target_modules
+        if not any(_has_suffix(key, (target,)) for key in known)
+    )
+
+
+def _patterns(config: EffectiveConfig) -> list[Pattern]:
+    patterns = [_pattern_key(key) for key in (*config.rank_pattern, *config.alpha_pattern)]
+    if isinstance(config.target_modules, str) and not _is_all_linear(config):
+        patterns.append(_full(config.target_modules))
+    if isinstance(config.exclude_modules, str) and config.exclude_modules:
+        patterns.append(_full(config.exclude_modules))
+    if config.layers_to_transform:
+        patterns += _layer_patterns(config)
+    return patterns
+
+
+def _is_meant(config: EffectiveConfig, key: str, matcher: PatternMatcher) -> bool:
+    exclude = config.exclude_modules
+    if isinstance(exclude, str):
+        if exclude and matcher.groups(_full(exclude), key) is not None:
+            return False
+    elif _has_suffix(key, exclude):
+        return False
+    targets = config.target_modules
+    if isinstance(targets, str):
+        if _is_all_linear(config):
+            return key != _HEAD and not key.endswith("embed_tokens")
+        return matcher.groups(_full(targets), key) is not None
+    if key in targets:
+        # As in PEFT: a module named in full isn't asked for its layer.
+        return True
+    return _has_suffix(key, targets) and _is_layer_meant(config, key, matcher)
+
+
+def _is_layer_meant(config: EffectiveConfig, key: str, matcher: PatternMatcher) -> bool:
+    if not config.layers_to_transform:
+        return True
+    for pattern in _layer_patterns(config):
+        groups = matcher.groups(pattern, key)
+        if groups is not None:
+            return int(groups["idx"]) in config.layers_to_transform
+    return False
+
+
+def _setting(config: EffectiveConfig, key: str, matcher: PatternMatcher) -> ModuleSetting:
+    rank = _first(config.rank_pattern, key, matcher, config.lora_rank)
+    alpha = _first(config.alpha_pattern, key, matcher, config.lora_alpha)
+    return ModuleSetting(
+        rank=rank, scale=alpha / math.sqrt(rank) if config.use_rslora else alpha / rank
+    )
+
+
+def _first(values: Mapping[str, Any], key: str, matcher: PatternMatcher, default: Any) -> Any:
+    for name, value in values.items():
+        if matcher.groups(_pattern_key(name), key) is not None:
+            return value
+    # PEFT falls back to looking the key itself up.
+    return values.get(key, default)
+
+
+def _is_all_linear(config: EffectiveConfig) -> bool:
+    targets = config.target_modules
+    return isinstance(targets, str) and targets.lower() == "all-linear"
+
+
+def _has_suffix(key: str, names: Iterable[str]) -> bool:
+    return any(key == name or key.endswith("." + name) for name in names)
+
+
+def _full(expression: str) -> Pattern:
+    return Pattern(expression=expression, whole=True, shown=expression)
+
+
+def _pattern_key(name: str) -> Pattern:
+    return Pattern(expression=rf"(.*\.)?({name})$", whole=False, shown=name)
+
+
+def _layer_patterns(config: EffectiveConfig) -> list[Pattern]:
+    if not config.layers_pattern:
+        return [Pattern(expression=_ANY_LAYER, whole=False, shown="layers")]
+    return [
+        Pattern(expression=rf"(?:^|.*?\.){name}\.(?P<idx>\d+)\.", whole=False, shown=name)
+        for name in config.layers_pattern
+    ]
+
+
+def layer_of(key: str) -> int | None:
+    """Return the layer's number in a module name, or None when there is none."""
+    match = re.match(r"(?:.*\.)?layers\.(\d+)\.", key)
+    return int(match[1]) if match else None
