@@ -1,0 +1,1 @@
+"""The one-command deployment: a private Valkey and local workers, kept alive and ended with us."""
