@@ -1,1 +1,1 @@
-"""Which adapters live on this worker: files, arena rows, leases."""
+"""Which adapter versions live in this worker's arena, and how their rows get there."""
