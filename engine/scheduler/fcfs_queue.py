@@ -23,6 +23,11 @@ class FcfsQueue:
         self._sequences: OrderedDict[Sequence, None] = OrderedDict()
         self._num_overtakes: dict[Sequence, int] = {}
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether a sequence has been passed over so often that it holds others back."""
+        return any(self._closes(seq) for seq in self._sequences)
+
     def __len__(self) -> int:
         return len(self._sequences)
 

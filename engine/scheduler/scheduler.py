@@ -90,7 +90,8 @@ class Scheduler:
         self._check(seq)
         self._sequences[seq.request_id] = seq
         self._waiting.push(seq)
-        self._holds.claim(seq)
+        if not self._waiting.is_closed:
+            self._holds.claim(seq)
 
     def abort(self, request_id: str) -> bool:
         """End a sequence without an output; False if there is none of that id.
