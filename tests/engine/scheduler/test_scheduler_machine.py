@@ -1,0 +1,198 @@
+"""Any order of add, abort, step, load and unload: all finish, nothing leaks, nobody starves."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from engine.errors import EngineError
+from engine.scheduler.plan import SampledToken
+from engine.sequence import SequenceStatus
+from tests.engine.scheduler.worlds import (
+    EOS,
+    FakeResidency,
+    is_over,
+    make_scheduler,
+    make_sequence,
+    sample_all,
+)
+
+LORA_IDS = ("x", "y", "z")
+MAX_MODEL_LEN = 24
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """The model: for each request, the tokens that have come out and whether it is over."""
+
+    @initialize(
+        num_blocks=st.integers(2, 14),
+        block_size=st.integers(1, 4),
+        max_num_seqs=st.integers(1, 5),
+        max_tokens_per_step=st.integers(1, 12),
+        max_resident=st.integers(1, 3),
+        max_overtakes=st.integers(1, 4),
+    )
+    def start(self, max_resident, **limits):
+        self.limits = limits
+        self.residency = FakeResidency(*LORA_IDS, max_resident=max_resident)
+        self.scheduler = make_scheduler(
+            residency=self.residency, max_model_len=MAX_MODEL_LEN, max_waiting_seqs=12, **limits
+        )
+        self.live = {}
+        self.tokens = {}
+        self.num_added = 0
+        self.num_steps = 0
+        self.num_generated = 0
+        self.plan = None
+
+    # --- what clients and adapters do ---------------------------------------------------------
+
+    @rule(
+        num_prompt_tokens=st.integers(1, 15),
+        max_tokens=st.integers(1, 12),
+        lora_id=st.sampled_from([None, *LORA_IDS]),
+    )
+    def add(self, num_prompt_tokens, max_tokens, lora_id):
+        self.num_added += 1
+        seq = make_sequence(
+            f"r{self.num_added}",
+            num_prompt_tokens=num_prompt_tokens,
+            max_tokens=max_tokens,
+            lora_id=lora_id,
+        )
+        try:
+            self.scheduler.add(seq)
+        except EngineError:
+            return
+        self.live[seq.request_id] = seq
+        self.tokens[seq.request_id] = list(seq.token_ids)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def abort(self, data):
+        request_id = data.draw(st.sampled_from(sorted(self.live)))
+        assert self.scheduler.abort(request_id)
+        assert not self.scheduler.abort(request_id)
+        assert is_over(self.live.pop(request_id))
+
+    @rule()
+    def load(self):
+        self.residency.load_next()
+
+    @rule(lora_id=st.sampled_from(LORA_IDS))
+    def evict(self, lora_id):
+        if self.residency.is_evictable(lora_id):
+            self.residency.resident.discard(lora_id)
+
+    @rule(lora_id=st.sampled_from(LORA_IDS), abort_running=st.booleans())
+    def unload_and_load_again(self, lora_id, abort_running):
+        ended = self.scheduler.fail_waiting(lora_id)
+        if abort_running:
+            ended += self.scheduler.abort_running(lora_id)
+            assert all(seq.lora_id != lora_id for seq in self.live.values() if not is_over(seq))
+        for seq in ended:
+            assert seq.lora_id == lora_id
+            del self.live[seq.request_id]
+
+    # --- what the core does -------------------------------------------------------------------
+
+    @rule()
+    def plan_step(self):
+        running = [s for s in self.live.values() if s.status is SequenceStatus.RUNNING]
+        self.plan = self.scheduler.plan_step()
+        chunks = self.plan.chunks if self.plan else ()
+        planned = {chunk.sequence for chunk in chunks}
+        assert sum(chunk.num_tokens for chunk in chunks) <= self.limits["max_tokens_per_step"]
+        assert len(planned) == len(chunks) == self.scheduler.num_running
+        for seq in running:
+            # In the step or preempted; the one that has run longest is never preempted.
+            assert seq in planned or seq.status is SequenceStatus.WAITING
+        assert not running or any(seq in planned for seq in running)
+        self.check_chunks(chunks)
+
+    def check_chunks(self, chunks):
+        adapters = [chunk.lora_index for chunk in chunks]
+        runs = [a for i, a in enumerate(adapters) if i == 0 or adapters[i - 1] != a]
+        assert len(runs) == len(set(runs)), "an adapter's chunks are one run"
+        assert None not in runs[1:], "the base comes first"
+        for chunk in chunks:
+            seq, end = chunk.sequence, chunk.start + chunk.num_tokens
+            assert chunk.start == seq.num_computed_tokens
+            assert chunk.num_tokens > 0
+            assert chunk.samples == (end == seq.num_tokens)
+            assert end <= len(seq.block_table) * self.limits["block_size"]
+            if seq.lora_id is None:
+                assert chunk.lora_index is None
+            else:
+                assert seq.lora_id in self.residency.resident
+                assert chunk.lora_index == LORA_IDS.index(seq.lora_id)
+
+    @precondition(lambda self: self.plan is not None)
+    @rule(data=st.data())
+    def commit(self, data):
+        plan, self.plan = self.plan, None
+        sampled = sample_all(plan)
+        for position in sampled:
+            kind = data.draw(st.sampled_from(["go on"] * 8 + ["end", "broken"]))
+            if kind != "go on":
+                sampled[position] = SampledToken(token_id=EOS if kind == "end" else None)
+        outputs = self.scheduler.commit(plan, sampled)
+        self.num_steps += 1
+        expected = {c.sequence.request_id for c in plan.chunks if c.samples} & self.live.keys()
+        assert {output.request_id for output in outputs} == expected
+        for output in outputs:
+            self.num_generated += len(output.token_ids)
+            self.tokens[output.request_id] += output.token_ids
+            seq = self.live[output.request_id]
+            assert is_over(seq) is (output.finish_reason is not None)
+            if is_over(seq):
+                assert not seq.block_table
+                del self.live[output.request_id]
+
+    @invariant()
+    def nothing_is_lost(self):
+        self.scheduler.check_invariants()
+        for request_id, seq in self.live.items():
+            assert seq.token_ids == self.tokens[request_id]
+        counters = self.scheduler.counters
+        assert counters.num_steps == self.num_steps
+        assert counters.num_tokens_generated == self.num_generated
+        assert counters.num_steps_with_several_adapters <= counters.num_steps_with_several_chunks
+        assert min(self.residency.claims.values(), default=0) >= 0
+        assert min(self.residency.leases.values(), default=0) >= 0
+
+    def teardown(self):
+        if not hasattr(self, "scheduler"):
+            return
+        # Everybody comes to an end, though new requests for hot adapters keep arriving.
+        deadline = 60 * len(self.live) + 400
+        waiting_for = set(self.live.values())
+        for i in range(deadline):
+            if not any(not is_over(seq) for seq in waiting_for):
+                break
+            self.add(1 + i % 3, 1 + i % 4, LORA_IDS[i % 2])
+            self.residency.load_next()
+            plan = self.scheduler.plan_step()
+            if plan is not None:
+                self.scheduler.commit(plan, sample_all(plan))
+        assert all(is_over(seq) for seq in waiting_for), "a sequence starves"
+        self.drain()
+
+    def drain(self):
+        while self.scheduler.has_work:
+            self.residency.load_next()
+            plan = self.scheduler.plan_step()
+            if plan is not None:
+                self.scheduler.commit(plan, sample_all(plan))
+        self.scheduler.check_invariants()
+        assert self.residency.num_holds == 0
+        assert self.scheduler.cache.pool.num_free_blocks == self.limits["num_blocks"]
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
