@@ -22,7 +22,7 @@ from gateway.cli.stopping import StopRequest
 from gateway.embedded.errors import ServeRefused
 from gateway.embedded.events import Event, Progress, Ready, Stopped, Stopping, WorkerReady
 from gateway.embedded.leftovers import end_leftovers
-from gateway.embedded.state import StateFolder, locked, runtime_dir
+from gateway.embedded.state import StateFolder, locked
 from gateway.embedded.supervisor import Supervisor
 from gateway.embedded.valkey import ValkeyProcess, find_binary
 from gateway.embedded.worker import WORKER_COMMAND, WorkerProcess
@@ -108,12 +108,7 @@ class _Run:
         if self._options.redis_url is not None:
             self._tell(Progress(step="registry", text="using the one that --redis-url names"))
             return self._options.redis_url
-        valkey = ValkeyProcess(
-            binary=find_binary(),
-            runtime_dir=runtime_dir(self._folder),
-            data_dir=self._folder.valkey_dir,
-            log=self._folder.logs_dir / "valkey.log",
-        )
+        valkey = ValkeyProcess(binary=find_binary(), folder=self._folder)
         await self._supervisor.start(valkey)
         self._tell(Progress(step="registry", text=f"a private Valkey is up (pid {valkey.pid})"))
         return valkey.url

@@ -88,15 +88,17 @@ def locked(folder: StateFolder) -> Iterator[None]:
 
 
 def runtime_dir(folder: StateFolder) -> Path:
-    """A short, private folder for this state folder's socket, the same in every run.
-
-    Raises StateFolderBroken when the place is taken by another user or isn't private.
-    """
+    """A short folder for this state folder's socket, the same in every run; it may not exist."""
     key = hashlib.sha256(os.fsencode(folder.root.resolve())).hexdigest()[:10]
     name = f"loraplex-{os.getuid()}-{key}"
     path = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / name
     if len(os.fsencode(path / "valkey.sock")) > MAX_SOCKET_PATH_BYTES:
-        path = Path("/tmp") / name  # noqa: S108 - private by mode and owner, checked below
+        path = Path("/tmp") / name  # noqa: S108 - private by mode and owner, checked when made
+    return path
+
+
+def make_private(path: Path) -> None:
+    """Make the folder, or accept one that only this user can enter; raises StateFolderBroken."""
     try:
         path.mkdir(mode=0o700, exist_ok=True)
         found = path.lstat()
@@ -111,4 +113,3 @@ def runtime_dir(folder: StateFolder) -> Path:
             f"the runtime folder {path} isn't private to you; remove it, or set XDG_RUNTIME_DIR "
             "to a folder of yours"
         )
-    return path

@@ -2,10 +2,12 @@
 
 import asyncio
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from gateway.embedded.child import ChildProcess, describe_exit, last_words
 from gateway.embedded.errors import ChildFailed
+from gateway.embedded.state import StateFolder, make_private, runtime_dir
 
 READY_TIMEOUT_S = 60.0
 POLL_S = 0.01
@@ -41,11 +43,11 @@ class ValkeyProcess:
 
     name = "valkey"
 
-    def __init__(self, *, binary: Path, runtime_dir: Path, data_dir: Path, log: Path) -> None:
-        self.log = log
+    def __init__(self, *, binary: Path, folder: StateFolder) -> None:
         self._binary = binary
-        self._socket = runtime_dir / "valkey.sock"
-        self._data_dir = data_dir
+        self._log = folder.logs_dir / "valkey.log"
+        self._data_dir = folder.valkey_dir
+        self._socket = runtime_dir(folder) / "valkey.sock"
         self._process: ChildProcess | None = None
 
     @property
@@ -62,9 +64,10 @@ class ValkeyProcess:
         return None if self._process is None else self._process.pid
 
     async def spawn(self) -> None:
+        make_private(self._socket.parent)
         self._socket.unlink(missing_ok=True)
         self._process = await ChildProcess.start(
-            self._command(), log=self.log, env=os.environ, reads_stdout=False
+            self._command(), log=self._log, env=os.environ, reads_stdout=False
         )
 
     def _command(self) -> list[str]:
@@ -92,14 +95,14 @@ class ValkeyProcess:
         except TimeoutError as error:
             raise ChildFailed(
                 f"the registry's server (Valkey) didn't answer in {READY_TIMEOUT_S:.0f} s; "
-                f"its log is {self.log}"
+                f"its log is {self._log}"
             ) from error
 
     async def _why_it_ended(self, process: ChildProcess) -> str:
         how = describe_exit(await process.wait())
         return (
-            f"the registry's server (Valkey) can't start ({how}): {last_words(self.log)}; its log "
-            f"is {self.log}, its data {self._data_dir}"
+            f"the registry's server (Valkey) can't start ({how}): {last_words(self._log)}; its log "
+            f"is {self._log}, its data {self._data_dir}"
         )
 
     async def wait(self) -> int:
@@ -108,7 +111,9 @@ class ValkeyProcess:
     async def stop(self, *, timeout_s: float) -> None:
         if self._process is not None:
             await self._process.stop(timeout_s=timeout_s)
-        self._socket.unlink(missing_ok=True)
+        with suppress(OSError):
+            self._socket.unlink(missing_ok=True)
+            self._socket.parent.rmdir()
 
     def kill(self) -> None:
         if self._process is not None:
