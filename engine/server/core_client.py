@@ -1,0 +1,204 @@
+"""One engine core as the server sees it: commands out, events in, one queue per HTTP request."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from engine.errors import CoreBroken
+from engine.protocol import (
+    AbortRequest,
+    AddRequest,
+    CallDone,
+    CallFailed,
+    Command,
+    CoreFailed,
+    CoreProgress,
+    CoreReady,
+    CoreStatus,
+    Event,
+    GetStatus,
+    LoadAdapter,
+    RequestFailed,
+    SequenceOutput,
+    StepDone,
+    UnloadAdapter,
+)
+from engine.server.errors import CoreReported
+from engine.server.flight import Flight
+from engine.server.identifiers import new_id
+
+logger = logging.getLogger(__name__)
+
+Call = LoadAdapter | UnloadAdapter | GetStatus
+
+_LAST_WORDS_MS = 100
+
+
+class CoreStartFailed(Exception):
+    """The core can't start; `code` and the message are meant for the operator."""
+
+    def __init__(self, message: str, *, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class CoreClient:
+    """Speaks engine.protocol with one core process. Binds both sockets; the core connects.
+
+    Commands are sent without waiting, so an abort always goes out. When the core is gone,
+    everything that waits for it is failed with CoreBroken, and so is everything that comes later.
+    """
+
+    def __init__(self, *, commands: str, events: str, on_progress: Callable[[str], None]) -> None:
+        self._context = zmq.asyncio.Context()
+        self._push: zmq.Socket[bytes] = zmq.Socket(self._context, zmq.PUSH)
+        self._push.setsockopt(zmq.SNDHWM, 0)
+        self._push.bind(commands)
+        self._pull = self._context.socket(zmq.PULL)
+        self._pull.setsockopt(zmq.RCVHWM, 0)
+        self._pull.bind(events)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
+        self._on_progress = on_progress
+        self._flights: dict[str, Flight] = {}
+        self._calls: dict[str, asyncio.Future[CallDone]] = {}
+        self._broken: CoreBroken | None = None
+        self.started: asyncio.Future[CoreReady] = asyncio.get_running_loop().create_future()
+
+    @property
+    def num_in_flight(self) -> int:
+        """Core requests without an end so far."""
+        return len(self._flights)
+
+    async def read_events(self) -> None:
+        """Hand out events for ever; ends only by cancellation or a message it can't read."""
+        while True:
+            self._dispatch(self._decoder.decode(await self._pull.recv()))
+
+    async def read_last_words(self) -> None:
+        """Hand out what a core that has ended had still written."""
+        while await self._pull.poll(_LAST_WORDS_MS):
+            self._dispatch(self._decoder.decode(await self._pull.recv()))
+
+    def submit(self, requests: Sequence[AddRequest]) -> Flight:
+        """Start core requests; the caller closes the flight."""
+        flight = Flight([request.request_id for request in requests], forget=self.forget)
+        try:
+            for request in requests:
+                self._send(request)
+                self._flights[request.request_id] = flight
+        except CoreBroken:
+            flight.close()
+            raise
+        return flight
+
+    def forget(self, request_id: str) -> None:
+        """Abort one request; later events about it are dropped."""
+        if self._flights.pop(request_id, None) is None or self._broken is not None:
+            return
+        try:
+            self._send(AbortRequest(request_id=request_id))
+        except CoreBroken:
+            logger.debug("abort of a request whose core has ended")
+
+    async def load_adapter(self, lora_id: str, path: str) -> None:
+        """Make a version known to the core; raises what the core answers."""
+        await self._call(LoadAdapter(call_id=new_id(), lora_id=lora_id, path=path))
+
+    async def unload_adapter(self, lora_id: str, *, timeout_s: float = 30.0) -> None:
+        """Make the core forget a version; running requests get `timeout_s`."""
+        call = UnloadAdapter(call_id=new_id(), lora_id=lora_id, timeout_s=timeout_s)
+        await self._call(call)
+
+    async def status(self) -> CoreStatus:
+        """Ask the core for its counters and gauges."""
+        done = await self._call(GetStatus(call_id=new_id()))
+        assert done.status is not None, "GetStatus is answered with a status"
+        return done.status
+
+    def break_off(self, error: CoreBroken) -> None:
+        """Fail everything that waits, because the core has ended."""
+        self._broken = error
+        for request_id, flight in list(self._flights.items()):
+            flight.fail(request_id, CoreBroken(*error.args))
+        self._flights.clear()
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(CoreBroken(*error.args))
+        self._calls.clear()
+
+    def close(self) -> None:
+        """Close both sockets without waiting for unsent commands."""
+        self.started.cancel()
+        self._push.close(linger=0)
+        self._pull.close(linger=0)
+        self._context.term()
+
+    def check_invariants(self) -> None:
+        """Every flight we route to is open for that request."""
+        for request_id, flight in self._flights.items():
+            assert flight.expects(request_id)
+
+    def _send(self, command: Command) -> None:
+        if self._broken is not None:
+            raise CoreBroken(*self._broken.args)
+        try:
+            self._push.send(self._encoder.encode(command), zmq.NOBLOCK)
+        except zmq.Again:
+            raise CoreBroken("the engine core is not connected") from None
+
+    async def _call(self, call: Call) -> CallDone:
+        future: asyncio.Future[CallDone] = asyncio.get_running_loop().create_future()
+        self._calls[call.call_id] = future
+        try:
+            self._send(call)
+            return await future
+        finally:
+            self._calls.pop(call.call_id, None)
+
+    def _dispatch(self, event: Event) -> None:
+        match event:
+            case StepDone():
+                for output in event.outputs:
+                    self._deliver(output)
+            case RequestFailed():
+                flight = self._flights.pop(event.request_id, None)
+                if flight is not None:
+                    flight.fail(event.request_id, _reported(event))
+            case CallDone() | CallFailed():
+                self._settle(event)
+            case CoreProgress():
+                self._on_progress(event.text)
+            case CoreReady() | CoreFailed():
+                self._settle_start(event)
+
+    def _settle_start(self, event: CoreReady | CoreFailed) -> None:
+        if self.started.done():
+            return
+        if isinstance(event, CoreReady):
+            self.started.set_result(event)
+        else:
+            self.started.set_exception(CoreStartFailed(event.message, code=event.code))
+
+    def _deliver(self, output: SequenceOutput) -> None:
+        flight = self._flights.get(output.request_id)
+        if flight is not None and flight.deliver(output):
+            del self._flights[output.request_id]
+
+    def _settle(self, event: CallDone | CallFailed) -> None:
+        future = self._calls.get(event.call_id)
+        if future is None or future.done():
+            return
+        if isinstance(event, CallDone):
+            future.set_result(event)
+        else:
+            future.set_exception(_reported(event))
+
+
+def _reported(event: RequestFailed | CallFailed) -> CoreReported:
+    problems = event.problems if isinstance(event, CallFailed) else ()
+    return CoreReported(event.message, code=event.code, status=event.status, problems=problems)

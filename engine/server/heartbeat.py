@@ -1,0 +1,139 @@
+"""What this worker says about itself in Redis, once a second while it serves."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Coroutine
+
+import msgspec
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from adapters.heartbeat import WorkerHeartbeat, sign
+from engine.errors import CoreBroken
+from engine.protocol import CoreStatus
+from engine.server.core_supervisor import RunningCore
+from engine.server.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+BASES_KEY = "{lp}:bases"
+WORKERS_KEY = "{lp}:workers"
+WORKER_KEY_PREFIX = "{lp}:worker:"
+INTERVAL_S = 1.0
+EXPIRY_MS = 5000
+_STATUS_TIMEOUT_S = 0.8
+_REDIS_TIMEOUT_S = 2.0
+
+
+class Announcer:
+    """Writes the heartbeat, and the base's description whenever Redis may not have it.
+
+    Redis being away stops nothing: the next beat tries again. No core, no beat, so gateways
+    stop sending here within EXPIRY_MS; `stop` takes the worker out at once.
+    """
+
+    def __init__(self, worker: Worker, *, address: str, client: redis.asyncio.Redis) -> None:
+        self._worker = worker
+        self._address = address
+        self._redis = client
+        self._key = WORKER_KEY_PREFIX + worker.settings.worker_id
+        self._described: str | None = None
+        self._status: CoreStatus | None = None
+        self._is_away = False
+        self._beating: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to beat."""
+        assert self._beating is None, "start is called once"
+        self._beating = asyncio.create_task(self._beat_for_ever())
+
+    async def stop(self) -> None:
+        """Stop beating and leave."""
+        if self._beating is None:
+            return
+        self._beating.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._beating
+        self._beating = None
+        await self._guarded(self._leave())
+        await self._redis.aclose()
+
+    async def beat(self) -> None:
+        """Write one heartbeat, or leave while there is no core."""
+        try:
+            core = self._worker.core
+            await self._refresh(core)
+        except CoreBroken:
+            self._status = None
+            await self._guarded(self._leave())
+            return
+        await self._guarded(self._write(core))
+
+    async def _beat_for_ever(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            began_s = loop.time()
+            await self.beat()
+            await asyncio.sleep(max(0.0, INTERVAL_S - (loop.time() - began_s)))
+
+    async def _refresh(self, core: RunningCore) -> None:
+        """Ask the core; one that is busy with a long step is described as it was."""
+        try:
+            async with asyncio.timeout(_STATUS_TIMEOUT_S):
+                self._status = await core.client.status()
+        except TimeoutError:
+            logger.debug("the core is busy; its last status is announced again")
+
+    async def _write(self, core: RunningCore) -> None:
+        heartbeat = sign(self._heartbeat(core), self._worker.settings.cluster_token)
+        async with self._redis.pipeline(transaction=True) as pipe:
+            if self._described != core.instance:
+                base = core.model.describe()
+                pipe.hset(BASES_KEY, base.base_id, msgspec.json.encode(base).decode())
+            pipe.sadd(WORKERS_KEY, self._worker.settings.worker_id)
+            pipe.set(self._key, msgspec.json.encode(heartbeat), px=EXPIRY_MS)
+            await pipe.execute()
+        self._described = core.instance
+
+    async def _leave(self) -> None:
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.delete(self._key)
+            pipe.srem(WORKERS_KEY, self._worker.settings.worker_id)
+            await pipe.execute()
+
+    async def _guarded(self, work: Coroutine[None, None, None]) -> None:
+        """Do something with Redis; its absence is logged once, and outlived."""
+        try:
+            async with asyncio.timeout(_REDIS_TIMEOUT_S):
+                await work
+        except (RedisError, OSError, TimeoutError) as problem:
+            if not self._is_away:
+                logger.warning("the registry can't be reached (%s)", type(problem).__name__)
+            self._is_away = True
+            self._described = None
+        else:
+            if self._is_away:
+                logger.info("the registry can be reached again")
+            self._is_away = False
+
+    def _heartbeat(self, core: RunningCore) -> WorkerHeartbeat:
+        status, ready = self._status, core.ready
+        adapters = () if status is None else status.adapters
+        return WorkerHeartbeat(
+            worker_id=self._worker.settings.worker_id,
+            address=self._address,
+            base_id=ready.base_id,
+            base_identity=ready.base_identity,
+            instance=core.instance,
+            num_running=0 if status is None else status.num_running_seqs,
+            num_waiting=0 if status is None else status.num_waiting_seqs,
+            num_free_blocks=ready.num_blocks if status is None else status.num_free_blocks,
+            num_blocks=ready.num_blocks,
+            resident=[each.lora_id for each in adapters if each.state == "resident"],
+            disk=[
+                each.lora_id
+                for each in adapters
+                if each.tier == "disk" and each.state != "draining"
+            ],
+        )

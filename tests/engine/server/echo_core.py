@@ -1,0 +1,268 @@
+"""A core process without a model: it speaks engine.protocol and answers a prompt with itself.
+
+Every step each running request gets the next token of its own prompt, so a test writes the answer
+by writing the prompt. The request's seed chooses a mishap.
+"""
+
+import argparse
+import os
+import sys
+import threading
+from enum import IntEnum
+
+import msgspec
+import zmq
+
+from engine.config import EngineConfig
+from engine.protocol import (
+    AbortRequest,
+    AddRequest,
+    CallDone,
+    CallFailed,
+    Command,
+    CoreFailed,
+    CoreProgress,
+    CoreReady,
+    CoreStatus,
+    GetStatus,
+    LoadAdapter,
+    ModuleShape,
+    RequestFailed,
+    ResidentAdapter,
+    SequenceOutput,
+    StepDone,
+    TokenLogprob,
+    UnloadAdapter,
+)
+
+NUM_BLOCKS = 64
+VOCAB_SIZE = 600
+EOS_ID = 0
+
+
+class Mishap(IntEnum):
+    """What a request's seed brings about."""
+
+    ENDLESS = 1
+    CRASH_AT_ONCE = 2
+    CRASH_AFTER_TWO_TOKENS = 3
+    SILENCE = 4
+    NONSENSE = 5
+    ERROR_AFTER_TWO_TOKENS = 6
+    TWO_TOKENS_A_STEP = 7
+
+
+class EchoCore:
+    """Runs requests one token a step."""
+
+    def __init__(self, push: "zmq.Socket[bytes]") -> None:
+        self._push = push
+        self._encoder = msgspec.msgpack.Encoder()
+        self._running: dict[str, AddRequest] = {}
+        self._places: dict[str, int] = {}
+        self._adapters: dict[str, str] = {}
+        self._num_steps = 0
+
+    def send(self, event: object) -> None:
+        self._push.send(self._encoder.encode(event))
+
+    def obey(self, command: Command) -> None:
+        match command:
+            case AddRequest():
+                self._add(command)
+            case AbortRequest():
+                self._running.pop(command.request_id, None)
+            case LoadAdapter():
+                self._load(command)
+            case UnloadAdapter():
+                if self._adapters.pop(command.lora_id, None) is None:
+                    self._fail(command.call_id, "model_not_found", "no such adapter", 404)
+                else:
+                    self.send(CallDone(call_id=command.call_id))
+            case GetStatus():
+                self.send(CallDone(call_id=command.call_id, status=self._status()))
+
+    def step(self) -> None:
+        outputs = [self._advance(request) for request in list(self._running.values())]
+        outputs = [output for output in outputs if output is not None]
+        if outputs:
+            self._num_steps += 1
+            self.send(StepDone(outputs=outputs))
+
+    def _add(self, request: AddRequest) -> None:
+        if request.params.seed == Mishap.CRASH_AT_ONCE:
+            os._exit(9)
+        if request.params.seed == Mishap.NONSENSE:
+            self._push.send(b"\xc1")
+            return
+        if request.lora_id is not None and request.lora_id not in self._adapters:
+            message = f"the model {request.lora_id!r} does not exist"
+            failed = RequestFailed(
+                request_id=request.request_id, code="model_not_found", message=message, status=404
+            )
+            self.send(failed)
+            return
+        self._running[request.request_id] = request
+        self._places[request.request_id] = 0
+
+    def _load(self, command: LoadAdapter) -> None:
+        if os.path.basename(command.path).startswith("bad"):  # noqa: PTH119
+            problems = ["q_proj: wrong shape", "k_proj: NaN"]
+            self._fail(command.call_id, "invalid_adapter", "; ".join(problems), 422, problems)
+        elif self._adapters.get(command.lora_id, command.path) != command.path:
+            self._fail(command.call_id, "adapter_conflict", "the name is taken", 409)
+        else:
+            self._adapters[command.lora_id] = command.path
+            self.send(CallDone(call_id=command.call_id))
+
+    def _fail(
+        self, call_id: str, code: str, message: str, status: int, problems: list[str] | None = None
+    ) -> None:
+        failed = CallFailed(
+            call_id=call_id, code=code, message=message, status=status, problems=problems or []
+        )
+        self.send(failed)
+
+    def _advance(self, request: AddRequest) -> SequenceOutput | None:
+        seed, place = request.params.seed, self._places[request.request_id]
+        if seed == Mishap.SILENCE:
+            return None
+        if place >= 2 and seed == Mishap.CRASH_AFTER_TWO_TOKENS:
+            os._exit(9)
+        if place >= 2 and seed == Mishap.ERROR_AFTER_TWO_TOKENS:
+            del self._running[request.request_id]
+            return SequenceOutput(
+                request_id=request.request_id,
+                token_ids=[],
+                finish_reason="error",
+                error_code="internal_error",
+                error="the step failed",
+            )
+        num_tokens = 2 if seed == Mishap.TWO_TOKENS_A_STEP else 1
+        return self._next_tokens(request, place, num_tokens)
+
+    def _next_tokens(self, request: AddRequest, place: int, num_tokens: int) -> SequenceOutput:
+        endless = request.params.seed == Mishap.ENDLESS
+        answer = [*request.prompt_ids, EOS_ID]
+        token_ids, finish_reason, stop_token_id = [], None, None
+        for _ in range(num_tokens):
+            token_id = answer[place % len(request.prompt_ids)] if endless else answer[place]
+            place += 1
+            token_ids.append(token_id)
+            is_end = token_id == EOS_ID and place == len(answer)
+            if not endless and (is_end or token_id in request.params.stop_token_ids):
+                finish_reason, stop_token_id = "stop", token_id
+                break
+            if not endless and place >= request.params.max_tokens:
+                finish_reason = "length"
+                break
+        self._places[request.request_id] = place
+        if finish_reason is not None:
+            del self._running[request.request_id]
+        logprobs = None
+        if request.params.num_logprobs is not None:
+            logprobs = [_logprobs(each, request.params.num_logprobs) for each in token_ids]
+        return SequenceOutput(
+            request_id=request.request_id,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            finish_reason=finish_reason,
+            stop_token_id=stop_token_id,
+            num_cached_tokens=3,
+        )
+
+    def _status(self) -> CoreStatus:
+        lora_ids = sorted({each.lora_id for each in self._running.values() if each.lora_id})
+        return CoreStatus(
+            num_steps=self._num_steps,
+            num_tokens_computed=0,
+            num_tokens_generated=0,
+            num_steps_with_several_adapters=0,
+            num_steps_with_several_chunks=0,
+            max_adapters_in_step=0,
+            num_running_seqs=len(self._running),
+            num_waiting_seqs=0,
+            num_blocks=NUM_BLOCKS,
+            num_free_blocks=NUM_BLOCKS - len(self._running),
+            lora_rows={"attention": 100},
+            free_lora_rows={"attention": 100},
+            running_lora_ids=lora_ids,
+            waiting_lora_ids=[],
+            adapters=[
+                ResidentAdapter(
+                    lora_id=lora_id,
+                    tier="disk",
+                    state="resident",
+                    max_rank=8,
+                    num_rows={"attention": 8},
+                    num_leases=0,
+                    num_claims=0,
+                )
+                for lora_id in self._adapters
+            ],
+            num_adapter_loads=0,
+            num_adapter_evictions=0,
+        )
+
+
+def _logprobs(token_id: int, num_logprobs: int) -> list[TokenLogprob]:
+    drawn = TokenLogprob(token_id, -0.5)
+    likeliest = [TokenLogprob((token_id + n) % VOCAB_SIZE, -0.5 - n) for n in range(num_logprobs)]
+    return [drawn, *likeliest]
+
+
+def _ready(config: EngineConfig) -> CoreReady:
+    return CoreReady(
+        base_id=config.served_model_name or "tiny",
+        base_identity="sha256:" + "0" * 64,
+        architecture="LlamaForCausalLM",
+        model_dir=config.model,
+        dtype="fp32",
+        vocab_size=VOCAB_SIZE,
+        num_layers=2,
+        hidden=8,
+        max_model_len=config.max_model_len or 128,
+        eos_token_ids=(EOS_ID,),
+        modules={"q_proj": ModuleShape(8, 8)},
+        tie_word_embeddings=True,
+        lora_rows={"attention": 100},
+        num_blocks=NUM_BLOCKS,
+        block_size=16,
+        memory={"kv": 1, "arena": 1},
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    for name in ("--config", "--commands", "--events"):
+        parser.add_argument(name, required=True)
+    arguments = parser.parse_args()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    config = msgspec.json.decode(arguments.config, type=EngineConfig)
+    context = zmq.Context()
+    pull, push = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    pull.connect(arguments.commands)
+    push.connect(arguments.events)
+    core = EchoCore(push)
+    if config.model == "no-such-model":
+        core.send(CoreFailed(message="no such model; try another", code="unsupported_model"))
+        context.destroy(linger=1000)
+        sys.exit(1)
+    if config.model == "dies-at-start":
+        os._exit(7)
+    core.send(CoreProgress(text="reading weights"))
+    core.send(_ready(config))
+    decoder = msgspec.msgpack.Decoder(Command)
+    while True:
+        while pull.poll(2):
+            core.obey(decoder.decode(pull.recv()))
+        core.step()
+
+
+def _exit_with_parent() -> None:
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
