@@ -1,0 +1,1 @@
+"""The base model: what it is, how it is read, and one step of it."""
