@@ -1,0 +1,39 @@
+"""What the gateway asks of any kind of worker."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+from gateway.workers.client import WorkerStream
+from gateway.workers.placement import WorkerView
+
+
+class WorkerDriver(ABC):
+    """Speaks to the workers of one kind. Holds no opinion on which worker is used."""
+
+    @abstractmethod
+    async def ensure_loaded(self, worker: WorkerView, *, lora_id: str, digest: str) -> None:
+        """Return once the worker knows the version.
+
+        Concurrent callers share one load; a caller that is cancelled leaves it running for the
+        others. Raises WorkerCallFailed or WorkerRefused.
+        """
+
+    @abstractmethod
+    def forget_loaded(self, worker: WorkerView, *, lora_id: str) -> None:
+        """Drop the belief that the worker knows the version; the worker said that it doesn't."""
+
+    @abstractmethod
+    async def unload(self, worker: WorkerView, *, lora_id: str) -> None:
+        """Ask the worker to forget a version. An unknown one is no error."""
+
+    @abstractmethod
+    async def open(
+        self,
+        worker: WorkerView,
+        path: str,
+        body: bytes,
+        *,
+        public_model: str,
+        headers: Mapping[str, str],
+    ) -> WorkerStream:
+        """Send a request; answers name `public_model`. Raises WorkerCallFailed."""

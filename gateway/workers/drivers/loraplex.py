@@ -1,0 +1,101 @@
+"""Our own workers: adapters by path, public names by header."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from gateway.workers.client import WorkerClient, WorkerStream
+from gateway.workers.drivers.base import WorkerDriver
+from gateway.workers.placement import WorkerView
+from gateway.workers.refusals import as_refusal, without_path
+
+MODEL_HEADER = "x-loraplex-model"
+_Key = tuple[str, str, str]
+
+
+class LoraplexDriver(WorkerDriver):
+    """Loads versions from the store's directory, once per worker instance and version.
+
+    `_loads` holds the flight of each key while it lasts, and then the fact that it landed, until
+    the worker says otherwise or starts anew. Only this class writes it.
+    """
+
+    def __init__(
+        self, client: WorkerClient, *, path_of: Callable[[str], Path], load_timeout_s: float
+    ) -> None:
+        self._client = client
+        self._path_of = path_of
+        self._load_timeout_s = load_timeout_s
+        self._loads: dict[_Key, asyncio.Task[None]] = {}
+
+    async def ensure_loaded(self, worker: WorkerView, *, lora_id: str, digest: str) -> None:
+        key = (worker.worker_id, worker.instance, lora_id)
+        flight = self._loads.get(key)
+        if flight is None:
+            self._forget_other_instances(worker)
+            flight = asyncio.create_task(self._load(worker, lora_id=lora_id, digest=digest))
+            self._loads[key] = flight
+            flight.add_done_callback(lambda done: self._landed(key, done))
+        await asyncio.shield(flight)
+
+    def forget_loaded(self, worker: WorkerView, *, lora_id: str) -> None:
+        key = (worker.worker_id, worker.instance, lora_id)
+        flight = self._loads.get(key)
+        if flight is not None and flight.done():
+            del self._loads[key]
+
+    async def unload(self, worker: WorkerView, *, lora_id: str) -> None:
+        self.forget_loaded(worker, lora_id=lora_id)
+        answer = await self._client.post(
+            worker.address,
+            "/v1/unload_lora_adapter",
+            {"lora_name": lora_id},
+            timeout_s=self._load_timeout_s,
+        )
+        if answer.status not in {200, 404}:
+            raise as_refusal(answer)
+
+    async def open(
+        self,
+        worker: WorkerView,
+        path: str,
+        body: bytes,
+        *,
+        public_model: str,
+        headers: Mapping[str, str],
+    ) -> WorkerStream:
+        return await self._client.open(
+            worker.address, path, body, headers={**headers, MODEL_HEADER: public_model}
+        )
+
+    async def aclose(self) -> None:
+        """End the loads that are still in flight."""
+        flights = [flight for flight in self._loads.values() if not flight.done()]
+        for flight in flights:
+            flight.cancel()
+        await asyncio.gather(*flights, return_exceptions=True)
+
+    async def _load(self, worker: WorkerView, *, lora_id: str, digest: str) -> None:
+        path = str(self._path_of(digest))
+        answer = await self._client.post(
+            worker.address,
+            "/v1/load_lora_adapter",
+            {"lora_name": lora_id, "lora_path": path},
+            timeout_s=self._load_timeout_s,
+        )
+        if answer.status != 200:
+            raise without_path(as_refusal(answer), path)
+
+    def _landed(self, key: _Key, flight: asyncio.Task[None]) -> None:
+        failed = flight.cancelled() or flight.exception() is not None
+        if failed and self._loads.get(key) is flight:
+            del self._loads[key]
+
+    def _forget_other_instances(self, worker: WorkerView) -> None:
+        old = [
+            key
+            for key, flight in self._loads.items()
+            if key[0] == worker.worker_id and key[1] != worker.instance and flight.done()
+        ]
+        for key in old:
+            del self._loads[key]
