@@ -4,7 +4,6 @@ Keys are module names as the saving model had them, for example `model.layers.0.
 """
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,8 @@ from adapters.patterns import Pattern, PatternMatcher
 from adapters.peft_format import EffectiveConfig
 
 _HEAD = "lm_head"
-_ANY_LAYER = r".*?\.[^.]*\.(?P<idx>\d+)\."
+# PEFT wants a name before `layers`; a decoder saved alone has none, and means the same layers.
+_ANY_LAYER = r"(?:.*?\.)?[^.]*\.(?P<idx>\d+)\."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,25 +24,38 @@ class ModuleSetting:
     scale: float
 
 
-def match_modules(config: EffectiveConfig, keys: Sequence[str]) -> dict[str, ModuleSetting]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matching:
+    """The modules that a config means, and the parts of it that mean none."""
+
+    settings: dict[str, ModuleSetting]
+    unused: tuple[str, ...]
+
+
+def match_modules(config: EffectiveConfig, keys: Sequence[str]) -> Matching:
     """Return the setting of each key that PEFT would give an adapter, as PEFT computes it.
 
     Raises BadPattern when an expression is broken or can't be decided in time.
     """
     matcher = PatternMatcher(_patterns(config), keys)
-    return {key: _setting(config, key, matcher) for key in keys if _is_meant(config, key, matcher)}
-
-
-def unmatched_targets(config: EffectiveConfig, keys: Iterable[str]) -> tuple[str, ...]:
-    """Return the listed targets that name none of the keys; PEFT allows them."""
-    if isinstance(config.target_modules, str):
-        return ()
-    known = tuple(keys)
-    return tuple(
-        target
-        for target in config.target_modules
-        if not any(_has_suffix(key, (target,)) for key in known)
+    meant = [key for key in keys if _is_meant(config, key, matcher)]
+    unused = [f"the target {target!r}" for target in _unmatched_targets(config, keys)]
+    for field, names in (
+        ("rank_pattern", config.rank_pattern),
+        ("alpha_pattern", config.alpha_pattern),
+    ):
+        for name in names:
+            pattern = _pattern_key(name)
+            if not any(matcher.groups(pattern, key) is not None for key in meant):
+                unused.append(f"{field}'s {name!r}")
+    return Matching(
+        settings={key: _setting(config, key, matcher) for key in meant}, unused=tuple(unused)
     )
+
+
+def _unmatched_targets(config: EffectiveConfig, keys: Sequence[str]) -> tuple[str, ...]:
+    targets = () if isinstance(config.target_modules, str) else config.target_modules
+    return tuple(t for t in targets if not any(_has_suffix(key, (t,)) for key in keys))
 
 
 def _patterns(config: EffectiveConfig) -> list[Pattern]:
@@ -124,9 +137,3 @@ def _layer_patterns(config: EffectiveConfig) -> list[Pattern]:
         Pattern(expression=rf"(?:^|.*?\.){name}\.(?P<idx>\d+)\.", whole=False, shown=name)
         for name in config.layers_pattern
     ]
-
-
-def layer_of(key: str) -> int | None:
-    """Return the layer's number in a module name, or None when there is none."""
-    match = re.match(r"(?:.*\.)?layers\.(\d+)\.", key)
-    return int(match[1]) if match else None

@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 
 from adapters.base_description import TARGET_GROUPS, BaseDescription
 from adapters.folder import missing_weights_text
-from adapters.matching import ModuleSetting, match_modules, unmatched_targets
+from adapters.matching import ModuleSetting, match_modules
 from adapters.patterns import BadPattern
 from adapters.peft_config import MAX_CONFIG_BYTES, read_config
 from adapters.peft_format import (
@@ -156,17 +156,17 @@ def _resolve(
     keys = {module.key(found.root): module for module in modules}
     outside = [f"{found.root}embed_tokens", "lm_head"]
     try:
-        settings = match_modules(config, [*keys, *outside])
+        matching = match_modules(config, [*keys, *outside])
     except BadPattern as error:
         report.problems.append(str(error))
         return []
-    _check_outside(settings, report)
-    meant = {keys[key]: setting for key, setting in settings.items() if key in keys}
+    _check_outside(matching.settings, report)
+    meant = {keys[key]: setting for key, setting in matching.settings.items() if key in keys}
     if not meant:
         report.problems.append(_no_match_text(config, base))
     report.notes += [
-        f"the target {target!r} names no module of the base; PEFT passes over it too"
-        for target in unmatched_targets(config, [*keys, *outside])
+        f"{part} means no module of this adapter on this base; PEFT passes over it too"
+        for part in matching.unused
     ]
     if not tensors:
         return []
