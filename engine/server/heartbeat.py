@@ -5,11 +5,11 @@ import contextlib
 import logging
 from collections.abc import Coroutine
 
-import msgspec
 import redis.asyncio
-from redis.exceptions import RedisError
 
+from adapters.errors import RegistryBroken
 from adapters.heartbeat import WorkerHeartbeat, sign
+from adapters.registry import AdapterRegistry
 from engine.errors import CoreBroken
 from engine.protocol import CoreStatus
 from engine.server.core_supervisor import RunningCore
@@ -17,11 +17,7 @@ from engine.server.worker import Worker
 
 logger = logging.getLogger(__name__)
 
-BASES_KEY = "{lp}:bases"
-WORKERS_KEY = "{lp}:workers"
-WORKER_KEY_PREFIX = "{lp}:worker:"
 INTERVAL_S = 1.0
-EXPIRY_MS = 5000
 _STATUS_TIMEOUT_S = 0.8
 _REDIS_TIMEOUT_S = 2.0
 
@@ -29,15 +25,15 @@ _REDIS_TIMEOUT_S = 2.0
 class Announcer:
     """Writes the heartbeat, and the base's description whenever Redis may not have it.
 
-    Redis being away stops nothing: the next beat tries again. No core, no beat, so gateways
-    stop sending here within EXPIRY_MS; `stop` takes the worker out at once.
+    Redis being away stops nothing: the next beat tries again. Without a core the worker is taken
+    out, and by `stop` for good; a worker that is killed is forgotten when its last beat expires.
     """
 
     def __init__(self, worker: Worker, *, address: str, client: redis.asyncio.Redis) -> None:
         self._worker = worker
         self._address = address
         self._redis = client
-        self._key = WORKER_KEY_PREFIX + worker.settings.worker_id
+        self._registry = AdapterRegistry(client)
         self._described: str | None = None
         self._status: CoreStatus | None = None
         self._is_away = False
@@ -60,9 +56,11 @@ class Announcer:
         await self._redis.aclose()
 
     async def beat(self) -> None:
-        """Write one heartbeat, or leave while there is no core."""
+        """Write one heartbeat, or leave while there is no core or there won't be one for long."""
         try:
             core = self._worker.core
+            if self._worker.is_draining:
+                raise CoreBroken("the worker is shutting down")
             await self._refresh(core)
         except CoreBroken:
             self._status = None
@@ -86,28 +84,22 @@ class Announcer:
             logger.debug("the core is busy; its last status is announced again")
 
     async def _write(self, core: RunningCore) -> None:
-        heartbeat = sign(self._heartbeat(core), self._worker.settings.cluster_token)
-        async with self._redis.pipeline(transaction=True) as pipe:
-            if self._described != core.instance:
-                base = core.model.describe()
-                pipe.hset(BASES_KEY, base.base_id, msgspec.json.encode(base).decode())
-            pipe.sadd(WORKERS_KEY, self._worker.settings.worker_id)
-            pipe.set(self._key, msgspec.json.encode(heartbeat), px=EXPIRY_MS)
-            await pipe.execute()
-        self._described = core.instance
+        if self._described != core.instance:
+            await self._registry.put_base(core.model.describe())
+            self._described = core.instance
+        heartbeat = self._heartbeat(core)
+        signed = sign(heartbeat, self._worker.settings.cluster_token)
+        await self._registry.put_heartbeat(signed)
 
     async def _leave(self) -> None:
-        async with self._redis.pipeline(transaction=True) as pipe:
-            pipe.delete(self._key)
-            pipe.srem(WORKERS_KEY, self._worker.settings.worker_id)
-            await pipe.execute()
+        await self._registry.remove_worker(self._worker.settings.worker_id)
 
     async def _guarded(self, work: Coroutine[None, None, None]) -> None:
         """Do something with Redis; its absence is logged once, and outlived."""
         try:
             async with asyncio.timeout(_REDIS_TIMEOUT_S):
                 await work
-        except (RedisError, OSError, TimeoutError) as problem:
+        except (RegistryBroken, TimeoutError) as problem:
             if not self._is_away:
                 logger.warning("the registry can't be reached (%s)", type(problem).__name__)
             self._is_away = True
