@@ -139,14 +139,16 @@ def _print_adapter(output: Output, adapter: dict[str, Any]) -> None:
             version["version"],
             ", ".join(version.get("aliases", [])) or "-",
             version["state"],
-            str(version["max_rank"]),
-            version["coverage"],
-            human_bytes(version["num_bytes"]),
+            str(version["max_rank"] or "-"),
+            version["coverage"] or "-",
+            human_bytes(version["num_bytes"]) if version["num_bytes"] else "-",
             version["created"],
             version["digest"][:19],
         )
     output.table(table)
     for version in adapter["versions"]:
+        if version.get("reason"):
+            output.remark(f"{version['version']}: {version['state']}: {version['reason']}")
         for text in version.get("warnings", []):
             output.remark(f"{version['version']}: warning: {text}")
 

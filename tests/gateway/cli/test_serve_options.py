@@ -1,0 +1,110 @@
+"""What `serve` is told, checked before anything starts."""
+
+import pytest
+import typer
+
+from gateway.cli import serve_options
+from gateway.cli.serve_options import (
+    find_demo_adapters,
+    is_loopback,
+    parse_adapters,
+    parse_memory,
+    resolve_model,
+)
+from gateway.embedded.errors import ServeRefused
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [
+        (None, None),
+        ("2GiB", 2 << 30),
+        ("2 gb", 2 << 30),
+        ("1.5G", 3 << 29),
+        ("512MiB", 512 << 20),
+        ("134217728", 128 << 20),
+    ],
+)
+def test_memory_is_bytes_with_a_unit(text, num_bytes):
+    assert parse_memory(text) == num_bytes
+
+
+@pytest.mark.parametrize("text", ["much", "-1G", "0.9", "2GiBB", ""])
+def test_memory_that_is_no_useful_size_is_a_usage_error(text):
+    with pytest.raises(typer.BadParameter):
+        parse_memory(text)
+
+
+def test_no_model_is_the_default_base_under_its_public_name():
+    model, name = resolve_model(None, None)
+
+    assert model.endswith(".gguf")
+    assert name == "SmolLM2-135M-Instruct"
+
+
+def test_local_model_is_given_to_workers_as_an_absolute_path(tmp_path, monkeypatch):
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    assert resolve_model("model", "mine") == (str(tmp_path / "model"), "mine")
+
+
+def test_hub_id_is_left_as_it_is():
+    assert resolve_model("HuggingFaceTB/SmolLM2-135M-Instruct", None)[0].startswith("Hugging")
+
+
+@pytest.mark.parametrize("model", ["/no/such/place", "./missing", "a/b.gguf", "one", "a/b/c"])
+def test_model_that_is_not_there_is_one_line(model):
+    with pytest.raises(ServeRefused, match="no such model: "):
+        resolve_model(model, None)
+
+
+def test_named_adapters_are_promoted(tmp_path):
+    (source,) = parse_adapters([f"pirate={tmp_path}"])
+
+    assert (source.name, source.path, source.promote) == ("pirate", tmp_path, True)
+
+
+@pytest.mark.parametrize("text", ["pirate", "=path", "pirate="])
+def test_adapter_without_name_or_path_is_a_usage_error(text):
+    with pytest.raises(typer.BadParameter, match="NAME=PATH"):
+        parse_adapters([text])
+
+
+def test_adapter_path_that_is_not_there_is_one_line(tmp_path):
+    with pytest.raises(ServeRefused, match="there's no adapter at"):
+        parse_adapters([f"pirate={tmp_path / 'nothing'}"])
+
+
+def test_demo_adapters_are_the_complete_ones_of_the_current_folder(tmp_path, monkeypatch):
+    for name, files in {
+        "json": ["adapter_config.json", "adapter_model.safetensors"],
+        "half": ["adapter_config.json"],
+        "none": [],
+    }.items():
+        folder = tmp_path / "examples" / "adapters" / name
+        folder.mkdir(parents=True)
+        for file in files:
+            (folder / file).touch()
+    monkeypatch.chdir(tmp_path)
+
+    (found,) = find_demo_adapters()
+
+    assert (found.name, found.promote) == ("json", False)
+
+
+def test_no_demo_adapters_outside_a_checkout(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(serve_options, "__file__", str(tmp_path / "a" / "b" / "c.py"))
+
+    assert find_demo_adapters() == ()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
+def test_loopback_hosts_need_no_key(host):
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "example.org"])
+def test_other_hosts_are_not_loopback(host):
+    assert not is_loopback(host)
