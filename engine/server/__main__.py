@@ -8,6 +8,7 @@ import asyncio
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ import redis.asyncio
 
 from engine.server.app import create_app
 from engine.server.core_client import CoreStartFailed
-from engine.server.core_supervisor import CoreSupervisor, RunningCore
+from engine.server.core_supervisor import CORE_COMMAND, CoreSupervisor, RunningCore
 from engine.server.heartbeat import Announcer
 from engine.server.http_server import address_of, bind, create_http_server, drain_on_signals
 from engine.server.parent_watch import exit_with_parent
@@ -23,7 +24,7 @@ from engine.server.settings import InvalidSettings, WorkerSettings, read_setting
 from engine.server.worker import Worker
 
 
-def main() -> int:
+def main(core_command: Sequence[str] = CORE_COMMAND) -> int:
     """Run the worker until a signal or the parent's end; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m engine.server", description=__doc__)
     parser.add_argument("--config", required=True, help="WorkerSettings as JSON")
@@ -35,7 +36,7 @@ def main() -> int:
     exit_with_parent()
     try:
         settings = read_settings(arguments.config)
-        asyncio.run(serve(settings))
+        asyncio.run(serve(settings, core_command))
     except InvalidSettings as problem:
         _emit({"event": "failed", "message": str(problem), "code": "invalid_settings"})
         return 2
@@ -45,10 +46,10 @@ def main() -> int:
     return 0
 
 
-async def serve(settings: WorkerSettings) -> None:
+async def serve(settings: WorkerSettings, core_command: Sequence[str] = CORE_COMMAND) -> None:
     """Start the core, serve until told to stop, and end everything that was started."""
     listener = bind(settings.host, settings.port)
-    supervisor = CoreSupervisor(settings.engine, emit=_emit)
+    supervisor = CoreSupervisor(settings.engine, command=core_command, emit=_emit)
     worker = Worker(settings=settings, supervisor=supervisor)
     server = create_http_server(create_app(worker))
     main_task = asyncio.current_task()

@@ -147,7 +147,7 @@ class CoreSupervisor:
         try:
             process = await self._spawn(commands, events)
             ready = await self._wait_until_ready(process, client, reader)
-            model = await asyncio.to_thread(load_served_model, ready)
+            model = await _load(ready)
         except BaseException:
             await self._end(process, client, reader)
             raise
@@ -181,8 +181,10 @@ class CoreSupervisor:
             await client.read_last_words()
         if client.started.done():
             return client.started.result()
-        message = f"the engine core ended with status {process.returncode} before it was ready"
-        raise CoreStartFailed(message, code="engine_unavailable")
+        what = "sent a message that can't be read"
+        if process.returncode is not None:
+            what = f"ended with status {process.returncode} before it was ready"
+        raise CoreStartFailed(f"the engine core {what}", code="engine_unavailable")
 
     async def _end(
         self, process: Process | None, client: CoreClient, reader: "asyncio.Task[None]"
@@ -195,6 +197,14 @@ class CoreSupervisor:
 
     def _progress(self, text: str) -> None:
         self._emit({"event": "progress", "text": text})
+
+
+async def _load(ready: CoreReady) -> ServedModel:
+    try:
+        return await asyncio.to_thread(load_served_model, ready)
+    except Exception as problem:  # tokenizers raises nothing more precise
+        message = f"the model's tokenizer or chat template can't be read: {problem}"
+        raise CoreStartFailed(message, code="unsupported_model") from problem
 
 
 async def _end_process(process: Process) -> None:

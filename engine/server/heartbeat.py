@@ -57,16 +57,15 @@ class Announcer:
 
     async def beat(self) -> None:
         """Write one heartbeat, or leave while there is no core or there won't be one for long."""
-        try:
-            core = self._worker.core
-            if self._worker.is_draining:
-                raise CoreBroken("the worker is shutting down")
-            await self._refresh(core)
-        except CoreBroken:
+        supervisor = self._worker.supervisor
+        if self._worker.is_draining or not supervisor.is_serving:
             self._status = None
             await self._guarded(self._leave())
             return
-        await self._guarded(self._write(core))
+        core = supervisor.running
+        with contextlib.suppress(CoreBroken):
+            await self._refresh(core)
+            await self._guarded(self._write(core))
 
     async def _beat_for_ever(self) -> None:
         loop = asyncio.get_running_loop()

@@ -89,7 +89,7 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknow
     prompt  one text, several texts, one list of token ids, or several lists of token ids
     """
 
-    prompt: str | list[str | int | list[TokenId]]
+    prompt: str | list[str | TokenId | list[TokenId]]
     logprobs: NumLogprobs | None = None
     echo: bool | None = None
 
