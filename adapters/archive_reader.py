@@ -82,7 +82,7 @@ def _reader(path: Path, start: bytes, limits: ArchiveLimits) -> ArchiveReader:
         return _ZipArchive(path, limits)
     if start.startswith(b"\x1f\x8b"):
         return _TarArchive(path, limits, open_stream=_open_gzip)
-    if start[257:262] == b"ustar":
+    if start[257:262] == b"ustar" or start == bytes(512):
         return _TarArchive(path, limits, open_stream=_open_plain)
     for magic, kind in (
         (b"BZh", "bzip2"),

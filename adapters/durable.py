@@ -1,6 +1,7 @@
 """Files that survive a crash: written beside, flushed to the disk, then renamed."""
 
 import os
+import uuid
 from pathlib import Path
 
 
@@ -15,7 +16,7 @@ def sync_file(path: Path) -> None:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Put `data` at `path`: a reader sees the old file or the whole new one, also after a crash."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.new")
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.new")
     with beside.open("wb") as file:
         file.write(data)
         file.flush()

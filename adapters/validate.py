@@ -23,6 +23,7 @@ from adapters.tensor_names import ModuleName, SortedTensors, shorten, sort_tenso
 from adapters.tensor_scan import TensorFacts, scan_tensors
 
 NO_EFFECT_TEXT = "the adapter has no effect: in every module A or B is all zeros"
+_MAX_TEXTS = 100
 # Modules outside the layers that PEFT could target too.
 _OUTSIDE = ("embed_tokens", "lm_head")
 
@@ -83,10 +84,16 @@ class _Report:
     def inspection(self, adapter: PeftAdapter | None) -> Inspection:
         return Inspection(
             adapter=adapter,
-            problems=tuple(dict.fromkeys(self.problems)),
-            notes=tuple(self.notes),
-            warnings=tuple(self.warnings),
+            problems=_cut(self.problems),
+            notes=_cut(self.notes),
+            warnings=_cut(self.warnings),
         )
+
+
+def _cut(texts: list[str]) -> tuple[str, ...]:
+    distinct = list(dict.fromkeys(texts))
+    more = len(distinct) - _MAX_TEXTS
+    return (*distinct[:_MAX_TEXTS], *([f"and {more} more"] if more > 0 else []))
 
 
 def _read_config(directory: Path, report: _Report) -> EffectiveConfig | None:
@@ -164,10 +171,11 @@ def _resolve(
     meant = {keys[key]: setting for key, setting in matching.settings.items() if key in keys}
     if not meant:
         report.problems.append(_no_match_text(config, base))
-    report.notes += [
-        f"{part} means no module of this adapter on this base; PEFT passes over it too"
-        for part in matching.unused
-    ]
+    if matching.unused:
+        report.notes.append(
+            f"{shorten(matching.unused)}: no module of this adapter on this base; PEFT passes "
+            "over it too"
+        )
     if not tensors:
         return []
     _check_agreement(meant, found, base, report)
