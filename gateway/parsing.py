@@ -1,12 +1,15 @@
 """Bodies into typed requests, and what is wrong with them into words that name the field."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.types import Message, Receive
 
+from adapters.errors import AdapterNameInvalid
 from gateway.errors import BodyTooLarge, InvalidRequest
 from gateway.openai_types import (
     ChatCompletionRequest,
@@ -49,6 +52,15 @@ def parse_json(body: bytes, kind: type[T]) -> T:
         raise InvalidRequest(f"the body isn't JSON: {error}", code="invalid_json") from None
     except RecursionError:
         raise InvalidRequest("the body is nested too deeply", code="invalid_json") from None
+
+
+@contextmanager
+def blaming(param: str) -> Iterator[None]:
+    """Let a name of a form that isn't allowed be an invalid request that names `param`."""
+    try:
+        yield
+    except AdapterNameInvalid as error:
+        raise InvalidRequest(str(error), param=param, code=error.code) from None
 
 
 def parse_chat(body: bytes) -> ChatCompletionRequest:

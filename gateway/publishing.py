@@ -9,13 +9,14 @@ from anyio import to_thread
 from adapters.base_description import BaseDescription
 from adapters.errors import AdapterConflict, AdapterInvalid, AdapterNotFound
 from adapters.manifest import AdapterManifest, lora_id
-from adapters.names import DEFAULT_ALIAS, check_adapter_name, check_alias
+from adapters.names import DEFAULT_ALIAS, check_alias
 from adapters.record import AdapterRecord, VersionEntry, VersionState, promote, publish, rollback
 from adapters.registry import AdapterRegistry
 from adapters.store import AdapterStore
 from adapters.validate import inspect_directory
 from gateway.admin_types import AdapterView, UploadView, adapter_view
 from gateway.errors import InvalidRequest, ModelNotFound, WorkerUnavailable
+from gateway.parsing import blaming
 from gateway.registry_reader import RegistryReader
 from gateway.uploads import StagedUpload
 
@@ -46,7 +47,7 @@ class Publisher:
 
     async def publish(self, upload: StagedUpload) -> Published:
         """Validate, keep and register what was staged. Raises AdapterError or GatewayError."""
-        name = check_adapter_name(upload.name)
+        name = upload.name
         base = await self._base(upload.base)
         existing = await self._registry.get(name)
         if existing is not None and existing.base_id != base.base_id:
@@ -78,7 +79,8 @@ class Publisher:
         self, name: str, *, alias: str, version_ref: str, if_generation: int | None
     ) -> AdapterView:
         """Point an alias at a version; AdapterConflict if the generation isn't the one wanted."""
-        check_alias(alias)
+        with blaming("alias"):
+            check_alias(alias)
 
         def move(record: AdapterRecord) -> AdapterRecord:
             if if_generation is not None and record.generation != if_generation:

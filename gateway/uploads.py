@@ -12,10 +12,11 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 
 from adapters.archive import ArchiveLimits, UnpackReport, collect_directory, unpack
+from adapters.names import check_adapter_name
 from adapters.store import AdapterStore
 from gateway.admin_types import PathUpload
 from gateway.errors import InvalidRequest
-from gateway.parsing import parse_json, read_body, with_bounded_body
+from gateway.parsing import blaming, parse_json, read_body, with_bounded_body
 from gateway.settings import GatewaySettings
 
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".zip")
@@ -25,7 +26,10 @@ MAX_FILES = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedUpload:
-    """What was uploaded: `directory` holds the needed files alone, until the staging ends."""
+    """What was uploaded: `directory` holds the needed files alone, until the staging ends.
+
+    `name` has a form that is allowed; nothing else was looked at yet.
+    """
 
     name: str
     base: str | None
@@ -49,6 +53,8 @@ async def staged_upload(
     else:
         body = await read_body(request, max_bytes=settings.max_body_bytes)
         wanted = parse_json(body, PathUpload)
+        with blaming("name"):
+            check_adapter_name(wanted.name)
         async with staged_path(wanted, store=store, settings=settings, param="path") as upload:
             yield upload
 
@@ -100,6 +106,8 @@ async def _from_form(request: Request, room: Path, settings: GatewaySettings) ->
         name, base = _text(form, "name"), _text(form, "base")
         if name is None:
             raise InvalidRequest("the field `name` is missing", param="name", code="missing_field")
+        with blaming("name"):
+            check_adapter_name(name)
         promote = _truth(form, "promote")
         received = room / "received"
         await to_thread.run_sync(_write_parts, _files(form), received)

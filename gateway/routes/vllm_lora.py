@@ -6,7 +6,7 @@ from starlette.responses import PlainTextResponse, Response
 from adapters.names import adapter_name_from_lora_name
 from gateway.admin_types import LoadLoraRequest, PathUpload, UnloadLoraRequest
 from gateway.errors import InvalidRequest
-from gateway.parsing import parse_json, read_body
+from gateway.parsing import blaming, parse_json, read_body
 from gateway.removal import remove_adapter
 from gateway.route_spec import RouteSpec
 from gateway.services import gateway_of
@@ -19,7 +19,8 @@ async def load_lora_adapter(request: Request) -> Response:
     gateway = gateway_of(request)
     body = await read_body(request, max_bytes=gateway.settings.max_body_bytes)
     asked = parse_json(body, LoadLoraRequest)
-    name = adapter_name_from_lora_name(asked.lora_name)
+    with blaming("lora_name"):
+        name = adapter_name_from_lora_name(asked.lora_name)
     if not asked.load_inplace and await gateway.publisher.has_name(name):
         raise InvalidRequest(
             f"the adapter {asked.lora_name!r} is there already; "
@@ -39,7 +40,9 @@ async def unload_lora_adapter(request: Request) -> Response:
     gateway = gateway_of(request)
     body = await read_body(request, max_bytes=gateway.settings.max_body_bytes)
     asked = parse_json(body, UnloadLoraRequest)
-    await remove_adapter(gateway, adapter_name_from_lora_name(asked.lora_name))
+    with blaming("lora_name"):
+        name = adapter_name_from_lora_name(asked.lora_name)
+    await remove_adapter(gateway, name)
     return PlainTextResponse(f"Success: LoRA adapter '{asked.lora_name}' removed successfully.")
 
 
