@@ -27,10 +27,11 @@ class Scheduler:
     them. A sequence starts with blocks for all of its tokens, and only if a watermark beside them
     is free; it grows by a block at a time. When there is none, the running sequence that started
     last is preempted: it waits at the front of the queue, without blocks, and computes its tokens
-    again later. It keeps its tokens and its lease. No sequence starts in a step that preempts.
+    again later. It keeps its tokens and its lease.
 
-    From this follows: only the last running sequence can be in the middle of its prompt, and every
-    running sequence is in every step; the one that has run longest is never preempted.
+    From this follows: only the last running sequence can be in the middle of its prompt; every
+    running sequence is in every step; the one that has run longest is never preempted; nobody
+    starts in a step that preempts, since the first in the queue has just lost what it would need.
 
     The only writer of sequences, but for their block tables. One thread; a plan that is never
     committed is forgotten by the next plan_step.
@@ -62,8 +63,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether any sequence has not ended."""
-        return bool(self._sequences)
+        """Whether any sequence has not ended, or has not given back what it held."""
+        return bool(self._sequences or self._leaving)
 
     @property
     def num_running(self) -> int:
@@ -118,8 +119,8 @@ class Scheduler:
         """Decide what to compute next; None if nothing can be computed now."""
         self._close_plan()
         builder = PlanBuilder(self._max_tokens_per_step)
-        if not self._plan_running(builder):
-            self._start_waiting(builder)
+        self._plan_running(builder)
+        self._start_waiting(builder)
         self._settle_claims()
         plan = builder.build()
         if not plan.chunks:
@@ -206,13 +207,10 @@ class Scheduler:
                 code="context_length_exceeded",
             )
 
-    def _plan_running(self, builder: PlanBuilder) -> bool:
-        """Plan the running sequences; return whether one had to be preempted."""
-        num_preemptions_before = self.counters.num_preemptions
+    def _plan_running(self, builder: PlanBuilder) -> None:
         for seq in tuple(self._running):
             if seq.status is SequenceStatus.RUNNING and self._grow(seq):
                 builder.add(seq, self._holds.lora_index(seq))
-        return self.counters.num_preemptions > num_preemptions_before
 
     def _grow(self, seq: Sequence) -> bool:
         """Make room for all tokens of `seq`; False if it had to be preempted itself.

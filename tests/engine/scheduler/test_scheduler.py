@@ -322,6 +322,16 @@ class TestAbort:
         assert residency.num_holds == 0
         scheduler.check_invariants()
 
+    def test_a_step_that_is_lost_with_all_its_sequences_leaks_nothing(self):
+        scheduler = make_scheduler()
+        scheduler.add(make_sequence("a"))
+        scheduler.plan_step()
+        scheduler.abort("a")
+        assert scheduler.has_work
+        assert scheduler.plan_step() is None
+        assert not scheduler.has_work
+        assert scheduler.cache.pool.num_free_blocks == 100
+
     def test_its_id_may_come_again_during_the_same_step(self):
         scheduler = make_scheduler()
         scheduler.add(make_sequence("a"))

@@ -104,6 +104,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def plan_step(self):
         running = [s for s in self.live.values() if s.status is SequenceStatus.RUNNING]
+        num_preemptions = self.scheduler.counters.num_preemptions
         self.plan = self.scheduler.plan_step()
         chunks = self.plan.chunks if self.plan else ()
         planned = {chunk.sequence for chunk in chunks}
@@ -113,6 +114,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             # In the step or preempted; the one that has run longest is never preempted.
             assert seq in planned or seq.status is SequenceStatus.WAITING
         assert not running or any(seq in planned for seq in running)
+        if self.scheduler.counters.num_preemptions > num_preemptions:
+            assert planned <= set(running), "nobody starts in a step that preempts"
         self.check_chunks(chunks)
 
     def check_chunks(self, chunks):
@@ -170,28 +173,25 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         # Everybody comes to an end, though new requests for hot adapters keep arriving.
-        deadline = 60 * len(self.live) + 400
-        waiting_for = set(self.live.values())
-        for i in range(deadline):
-            if not any(not is_over(seq) for seq in waiting_for):
+        before = set(self.live.values())
+        for i in range(60 * len(before) + 400):
+            if all(map(is_over, before)):
                 break
             self.add(1 + i % 3, 1 + i % 4, LORA_IDS[i % 2])
-            self.residency.load_next()
-            plan = self.scheduler.plan_step()
-            if plan is not None:
-                self.scheduler.commit(plan, sample_all(plan))
-        assert all(is_over(seq) for seq in waiting_for), "a sequence starves"
-        self.drain()
-
-    def drain(self):
-        while self.scheduler.has_work:
-            self.residency.load_next()
-            plan = self.scheduler.plan_step()
-            if plan is not None:
-                self.scheduler.commit(plan, sample_all(plan))
-        self.scheduler.check_invariants()
+            self.bring_on()
+        assert all(map(is_over, before)), "a sequence starves"
+        for _ in range(60 * len(self.live) + 400):
+            self.bring_on()
+        assert not self.scheduler.has_work
         assert self.residency.num_holds == 0
         assert self.scheduler.cache.pool.num_free_blocks == self.limits["num_blocks"]
+
+    def bring_on(self):
+        self.residency.load_next()
+        plan = self.scheduler.plan_step()
+        if plan is not None:
+            self.scheduler.commit(plan, sample_all(plan))
+            self.scheduler.check_invariants()
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
