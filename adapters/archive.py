@@ -3,7 +3,7 @@
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -11,6 +11,7 @@ from typing import BinaryIO
 from adapters.archive_reader import ArchiveLimits, Member, open_archive
 from adapters.errors import AdapterInvalid, AdapterTooLarge
 from adapters.folder import Selection, select_files
+from adapters.words import printable
 
 __all__ = ["ArchiveLimits", "UnpackReport", "collect_directory", "unpack"]
 
@@ -37,7 +38,7 @@ def unpack(
     limits = limits or ArchiveLimits()
     with open_archive(archive, limits) as reader:
         names = _member_names(reader.members(), limits)
-        selection = _select(names, filename_hint)
+        selection = _select(names, shown=filename_hint)
         for clean, flat in selection.taken.items():
             with _create(destination / flat) as target:
                 reader.copy(names[clean], target)
@@ -50,7 +51,7 @@ def collect_directory(
     """Copy the needed files of the folder `source`, at any depth, by the same rules."""
     limits = limits or ArchiveLimits()
     found = dict(_walk(source, limits))
-    selection = _select(found, source.name)
+    selection = _select(found)
     links = [clean for clean in selection.taken if found[clean].is_symlink()]
     if links:
         raise AdapterInvalid(
@@ -69,10 +70,10 @@ def collect_directory(
     return _report(selection)
 
 
-def _select(names: dict[str, str] | dict[str, Path], shown: str) -> Selection:
+def _select(names: Iterable[str], shown: str = "") -> Selection:
     selection = select_files(names)
     if selection.problems:
-        where = f"{Path(shown).name[:120]}: " if shown else ""
+        where = f"{printable(Path(shown).name[:120])}: " if shown else ""
         raise AdapterInvalid([where + problem for problem in selection.problems])
     return selection
 
@@ -103,7 +104,8 @@ def _member_names(members: Iterator[Member], limits: ArchiveLimits) -> dict[str,
 
 
 def _clean(name: str) -> str:
-    return "/".join(part for part in name.split("/") if part not in ("", "."))
+    """Return a member's name without empty parts, fit to be shown."""
+    return printable("/".join(part for part in name.split("/") if part not in ("", ".")))
 
 
 def _name_danger(name: str) -> str | None:
@@ -124,7 +126,7 @@ def _walk(source: Path, limits: ArchiveLimits) -> Iterator[tuple[str, Path]]:
             raise AdapterTooLarge(f"the folder has more than {limits.max_members} entries")
         for name in files:
             path = Path(folder) / name
-            yield path.relative_to(source).as_posix(), path
+            yield _clean(path.relative_to(source).as_posix()), path
 
 
 def _open_regular(path: Path) -> BinaryIO:

@@ -18,7 +18,8 @@ MATCH_TIMEOUT_S = 10.0
 _PLAIN = re.compile(r"(?:[A-Za-z0-9_.\-]|\\\.)*")
 
 _CHILD = """
-import json, re, sys
+import json, re, resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 patterns, keys = json.load(sys.stdin)
 rows = []
 for whole, expression in patterns:

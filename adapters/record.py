@@ -47,8 +47,9 @@ class VersionEntry:
 class AdapterRecord:
     """All versions and aliases of one name; numbers are never used twice.
 
-    aliases    alias -> digest of an active version
-    previous   alias -> where it pointed before; what a rollback swaps with
+    aliases       alias -> digest of an active version
+    previous      alias -> where it pointed before; what a rollback swaps with
+    last_number   the highest number ever given, though its version may be forgotten
     """
 
     name: str
@@ -57,6 +58,7 @@ class AdapterRecord:
     versions: tuple[VersionEntry, ...]
     aliases: Mapping[str, str] = field(default_factory=dict)
     previous: Mapping[str, str] = field(default_factory=dict)
+    last_number: int = 0
 
     @property
     def is_retired(self) -> bool:
@@ -72,6 +74,7 @@ class AdapterRecord:
     def check_invariants(self) -> None:
         numbers = [entry.number for entry in self.versions]
         assert numbers == sorted(set(numbers)), "version numbers must rise"
+        assert max(numbers, default=0) <= self.last_number, "no number may come twice"
         digests = [entry.digest for entry in self.versions]
         assert len(set(digests)) == len(digests), "one content is one version"
         active = {e.digest for e in self.versions if e.state is VersionState.ACTIVE}
@@ -106,9 +109,10 @@ def publish(
         )
     entry = record.find(digest)
     if entry is None:
-        number = max((entry.number for entry in record.versions), default=0) + 1
+        number = record.last_number + 1
         entry = VersionEntry(number=number, digest=digest, state=state, created=created)
         versions = (*record.versions, entry)
+        record = replace(record, last_number=number)
     elif entry.state in {VersionState.RETIRED, VersionState.FAILED}:
         entry = replace(entry, state=state, reason="", created=created)
         versions = _with(record.versions, entry)
@@ -186,7 +190,10 @@ def retire(record: AdapterRecord, version_ref: str | None = None) -> AdapterReco
 
 
 def prune(record: AdapterRecord, *, num_kept: int = 8) -> AdapterRecord:
-    """Retire all but the newest `num_kept` versions that neither an alias nor a way back names."""
+    """Forget all but the newest `num_kept` versions that neither an alias nor a way back names.
+
+    Retired versions are forgotten first; the bytes that no record names may then go too.
+    """
     held = {*record.aliases.values(), *record.previous.values()}
     loose = [
         entry
@@ -195,8 +202,9 @@ def prune(record: AdapterRecord, *, num_kept: int = 8) -> AdapterRecord:
     ]
     old = {entry.digest for entry in loose[: max(0, len(loose) - num_kept)]}
     versions = tuple(
-        replace(entry, state=VersionState.RETIRED) if entry.digest in old else entry
+        entry
         for entry in record.versions
+        if entry.digest not in old and entry.state is not VersionState.RETIRED
     )
     return _next(record, replace(record, versions=versions))
 

@@ -11,19 +11,25 @@ class NotStrictJson(ValueError):
 def parse_strict_json(raw: bytes) -> Any:
     """Parse UTF-8 JSON; a byte-order mark is tolerated, duplicate keys and NaN aren't."""
     try:
-        return json.loads(
+        value = json.loads(
             raw.decode("utf-8-sig"),
             object_pairs_hook=_object_without_duplicates,
             parse_constant=_refuse_constant,
         )
+        if rb"\u" in raw:
+            # Escapes can spell half a character, which nothing could encode again.
+            json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
         raise NotStrictJson(f"byte {error.start} isn't UTF-8") from error
+    except UnicodeEncodeError as error:
+        raise NotStrictJson("a text in it holds half a character") from error
     except json.JSONDecodeError as error:
         raise NotStrictJson(f"line {error.lineno}, column {error.colno}: {error.msg}") from error
     except RecursionError as error:
         raise NotStrictJson("it is nested too deeply") from error
     except ValueError as error:
         raise NotStrictJson(str(error)) from error
+    return value
 
 
 def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

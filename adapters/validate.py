@@ -21,6 +21,7 @@ from adapters.peft_format import (
 from adapters.safetensors_header import read_header
 from adapters.tensor_names import ModuleName, SortedTensors, shorten, sort_tensors
 from adapters.tensor_scan import TensorFacts, scan_tensors
+from adapters.words import printable
 
 NO_EFFECT_TEXT = "the adapter has no effect: in every module A or B is all zeros"
 _MAX_TEXTS = 100
@@ -91,7 +92,7 @@ class _Report:
 
 
 def _cut(texts: list[str]) -> tuple[str, ...]:
-    distinct = list(dict.fromkeys(texts))
+    distinct = list(dict.fromkeys(printable(text) for text in texts))
     more = len(distinct) - _MAX_TEXTS
     return (*distinct[:_MAX_TEXTS], *([f"and {more} more"] if more > 0 else []))
 

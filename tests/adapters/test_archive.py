@@ -85,6 +85,13 @@ def test_what_is_not_needed_is_skipped_and_reported(pack: Pack, tmp_path: Path) 
     assert sorted(report.skipped) == sorted(MESS)
 
 
+@pytest.mark.parametrize("name", ["a\nb", "\x1b[31mred", "half\udcff"])
+def test_a_name_that_cannot_be_shown_is_escaped(name: str, tmp_path: Path) -> None:
+    report, found = taken(pack_tar(tmp_path / "a", FILES | {name: b"x"}))
+    assert found == FILES
+    assert all(skipped.isprintable() for skipped in report.skipped)
+
+
 def test_a_long_name_is_read_in_every_tar_dialect(tmp_path: Path) -> None:
     for dialect in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
         folder = tmp_path / str(dialect)

@@ -126,13 +126,14 @@ def test_all_problems_are_listed_at_once() -> None:
         (b"[]", "must hold one JSON object"),
         (b'{"r": 1, "r": 2}', "stands twice"),
         (b'{"lora_alpha": NaN}', "NaN"),
+        (b'{"a": "\\udcff"}', "half a character"),
         (b"\xff\xfe{}", "UTF-8"),
         (b"[" * 100_000, "nested too deeply"),
         (b'{"r": ' + b"9" * 5000 + b"}", "isn't JSON"),
         (b" " * (MAX_CONFIG_BYTES + 1), "at most"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_what_is_no_config_is_refused_in_words(raw: bytes, words: str) -> None:
     reading = read_config(raw)

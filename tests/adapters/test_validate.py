@@ -251,6 +251,11 @@ def test_a_list_of_five_thousand_targets_is_read(tmp_path: Path) -> None:
     assert len(inspection.notes) == 1
 
 
+def test_problems_are_fit_to_be_shown(tmp_path: Path) -> None:
+    arrays = tensors() | {"\x1b[2J\n": np.ones(1, np.float32)}
+    assert "\x1b" not in problems(tmp_path, None, arrays)
+
+
 def test_a_flood_of_problems_is_cut(tmp_path: Path) -> None:
     fields = config(**{f"unknown_{number}": 1 for number in range(5000)})
     write_adapter(tmp_path, fields)
