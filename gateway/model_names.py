@@ -1,8 +1,10 @@
 """What a `model` field means here and now: the base, or one immutable version of an adapter."""
 
 import difflib
+import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 
 from adapters.errors import AdapterNotFound
 from adapters.manifest import lora_id
@@ -12,6 +14,8 @@ from gateway.errors import ModelNotFound
 
 BASE_VERSION = "base"
 MAX_NEAR_NAMES = 3
+MAX_COMPARED = 200
+MAX_COMPARED_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +75,25 @@ def resolve_model(
     )
 
 
-def _unknown(model: str, known: Iterable[str], *, reason: str = "") -> ModelNotFound:
-    names = list(known)
-    near = difflib.get_close_matches(model[:300], names, n=MAX_NEAR_NAMES, cutoff=0.6)
+def near_names(model: str, known_names: Iterable[str]) -> list[str]:
+    """Return the few known names that look most like `model`, which may leave the base out."""
+    asked = model[:MAX_COMPARED_CHARS]
+    names = {name.rpartition(":")[2] if ":" not in asked else name: name for name in known_names}
+    # Comparing is slow; those that begin alike are enough of thousands.
+    alike = heapq.nlargest(MAX_COMPARED, names, key=lambda name: _num_shared_chars(name, asked))
+    close = difflib.get_close_matches(asked, alike, n=MAX_NEAR_NAMES, cutoff=0.6)
+    return [names[name] for name in close]
+
+
+def _num_shared_chars(name: str, asked: str) -> int:
+    """Return how long a beginning the two have in common, whatever the case."""
+    pairs = zip(name.lower(), asked.lower(), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _unknown(model: str, known_names: Iterable[str], *, reason: str = "") -> ModelNotFound:
+    near = near_names(model, known_names)
     hint = f"; did you mean {', '.join(repr(name) for name in near)}?" if near else ""
     because = f": {reason}" if reason else ""
-    return ModelNotFound(f"the model {model[:300]!r} does not exist{because}{hint}")
+    shown = repr(model[:MAX_COMPARED_CHARS])
+    return ModelNotFound(f"the model {shown} does not exist{because}{hint}")
