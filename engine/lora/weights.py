@@ -61,7 +61,7 @@ class ArenaWriter:
             part = copy.remaining[0]
             row_bytes = (part.in_features + part.out_features) * self._arena.dtype.itemsize
             num_rows = min(part.rank - copy.num_rows_done, num_bytes_left // row_bytes)
-            if num_rows == 0:
+            if num_rows <= 0:
                 if num_bytes_left < max_bytes:
                     return False
                 num_rows = 1

@@ -6,14 +6,14 @@ from pathlib import Path
 import hypothesis
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.errors import AdapterConflict, AdapterRefused
 from engine.lora.arena_allocator import ArenaAllocator
 from engine.lora.residency import AdapterResidency, Lease, PendingLoad
 
 NUM_ROWS = {"attention": 12, "mlp": 6}
-LORA_IDS = [f"adapter-{number}@0123456789ab" for number in range(6)]
+LORA_IDS = [f"adapter-{number}@0123456789ab" for number in range(5)]
 ids = st.sampled_from(LORA_IDS)
 
 
@@ -50,6 +50,23 @@ class ResidencyMachine(RuleBasedStateMachine):
         return float(self.ticks)
 
     # Actions
+
+    @initialize(rows=st.lists(st.tuples(st.integers(1, 7), st.integers(0, 3)), min_size=4))
+    def begin_with_some(self, rows: list[tuple[int, int]]) -> None:
+        for lora_id, (attention, mlp) in zip(LORA_IDS, rows, strict=False):
+            self.add(lora_id, attention, mlp)
+
+    @rule(lora_id=ids)
+    def bring_in(self, lora_id: str) -> None:
+        """What one short request does while others hold what they hold."""
+        model = self.models.get(lora_id)
+        if model is None or model.state != "absent" or self.wanted:
+            return
+        self.claim(lora_id)
+        self.next_load()
+        if model.state == "loading":
+            self.finish(next(one for one in self.loading if one.lora_id == lora_id))
+        self.unclaim(lora_id)
 
     @rule(lora_id=ids, attention=st.integers(0, 13), mlp=st.integers(0, 7))
     def add(self, lora_id: str, attention: int, mlp: int) -> None:
@@ -132,7 +149,9 @@ class ResidencyMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.loading)
     @rule(data=st.data())
     def load_done(self, data: st.DataObject) -> None:
-        pending = data.draw(st.sampled_from(self.loading))
+        self.finish(data.draw(st.sampled_from(self.loading)))
+
+    def finish(self, pending: PendingLoad) -> None:
         self.loading.remove(pending)
         model = self.models[pending.lora_id]
         self.residency.loaded(pending.lora_id)
