@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from adapters.peft_config import MAX_CONFIG_BYTES
 from adapters.peft_format import CONFIG_NAME, WEIGHTS_NAME
 from adapters.validate import inspect_directory
 from engine.lora.arena_image import (
@@ -83,7 +84,8 @@ def image_name(job: LoadJob) -> str:
             facts = [path.name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
             hashed.update(msgspec.json.encode(facts))
     if config.is_file():
-        hashed.update(config.read_bytes())
+        with config.open("rb") as file:
+            hashed.update(file.read(MAX_CONFIG_BYTES))
     stem = re.sub(r"[^A-Za-z0-9._@-]", "_", job.lora_id)[:MAX_STEM_CHARS]
     return f"{stem}.{hashed.hexdigest()[:16]}.arena"
 
