@@ -5,7 +5,6 @@ import contextlib
 import logging
 import shutil
 import sys
-import tempfile
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,13 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import zmq
 
 from engine.config import EngineConfig
 from engine.errors import CoreBroken
 from engine.protocol import CoreReady
 from engine.server.core_client import CoreClient, CoreStartFailed
+from engine.server.errors import log_unforeseen
 from engine.server.identifiers import new_id
 from engine.server.served_model import ServedModel, load_served_model
+from engine.server.socket_dir import make_socket_dir
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +29,6 @@ CORE_COMMAND = (sys.executable, "-m", "engine.core_process")
 RESTART_DELAYS_S = (0.0, 0.5, 1.0, 2.0, 4.0)
 STABLE_AFTER_S = 30.0
 _STOP_TIMEOUT_S = 5.0
-_MAX_SOCKET_DIR_LENGTH = 80
 _STDERR = 2
 
 
@@ -85,7 +86,7 @@ class CoreSupervisor:
     async def start(self) -> RunningCore:
         """Start the first core and keep one running from then on."""
         assert self._keeper is None, "start is called once"
-        self._socket_dir = _make_socket_dir()
+        self._socket_dir = await asyncio.to_thread(make_socket_dir)
         self._running = await self._launch()
         self._keeper = asyncio.create_task(self._keep_running(self._running))
         return self._running
@@ -114,8 +115,8 @@ class CoreSupervisor:
                 try:
                     core = await self._launch()
                     break
-                except CoreStartFailed as failure:
-                    logger.warning("the engine core did not start: %s", failure.code)
+                except (CoreStartFailed, OSError, zmq.ZMQError) as failure:
+                    logger.warning("the engine core did not start (%s)", type(failure).__name__)
                     self._emit({"event": "progress", "text": f"engine core: {failure}"})
             self._running = core
             self._emit({"event": "progress", "text": "engine core: serving again"})
@@ -178,7 +179,8 @@ class CoreSupervisor:
             ended.cancel()
         if not client.started.done() and not reader.done():
             await _cancelled(reader)
-            await client.read_last_words()
+            with contextlib.suppress(msgspec.DecodeError):
+                await client.read_last_words()
         if client.started.done():
             return client.started.result()
         what = "sent a message that can't be read"
@@ -225,14 +227,8 @@ async def _end_process(process: Process) -> None:
 
 
 async def _cancelled(task: "asyncio.Task[None]") -> None:
+    """End the reader; what it could not read is logged, never raised."""
     task.cancel()
-    with contextlib.suppress(asyncio.CancelledError, msgspec.DecodeError):
-        await task
-
-
-def _make_socket_dir() -> Path:
-    """A private directory whose path leaves room in a unix socket's 100 bytes."""
-    folder = Path(tempfile.gettempdir())
-    if len(str(folder)) > _MAX_SOCKET_DIR_LENGTH:
-        folder = Path("/tmp")  # noqa: S108  mkdtemp makes it private
-    return Path(tempfile.mkdtemp(prefix="lp-", dir=folder))
+    await asyncio.wait({task})
+    if not task.cancelled() and (problem := task.exception()) is not None:
+        log_unforeseen(problem)

@@ -16,6 +16,7 @@ from engine.errors import EngineError, InvalidRequest, Overloaded
 logger = logging.getLogger(__name__)
 
 CLIENT_GONE_STATUS = 499
+CORE_RESTART_S = 5.0  # about what a new core takes; what a client is told to wait
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -126,10 +127,12 @@ def _retry_headers(error: EngineError) -> dict[str, str]:
     """Tell the OpenAI client the truth about trying again."""
     if isinstance(error, Overloaded):
         wait_s = max(error.retry_after_s, 0.001)
-    elif error.status in (429, 503):
+    elif error.status == 429:
         wait_s = 1.0
+    elif error.status == 503:
+        wait_s = CORE_RESTART_S
     else:
-        return {} if error.status < 500 and error.status != 409 else {"x-should-retry": "false"}
+        return {"x-should-retry": "false"} if error.status == 409 else {}
     return {
         "retry-after": str(max(1, round(wait_s))),
         "retry-after-ms": str(round(wait_s * 1000)),

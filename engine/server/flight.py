@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Self
 
 from engine.errors import EngineError
 from engine.protocol import SequenceOutput
@@ -14,8 +13,8 @@ Arrival = tuple[int, SequenceOutput | EngineError]
 class Flight:
     """The core requests of one HTTP request, sharing one queue.
 
-    A context manager: leaving it aborts whatever has not finished. `close` never waits, so that
-    it works in a task that is being cancelled.
+    Whoever got it closes it. `close` never waits, so that it works in a task that is being
+    cancelled.
     """
 
     def __init__(self, request_ids: Sequence[str], *, forget: Callable[[str], None]) -> None:
@@ -23,17 +22,6 @@ class Flight:
         self._open = dict(zip(request_ids, range(len(request_ids)), strict=True))
         self._aborted: set[int] = set()
         self._arrivals: asyncio.Queue[Arrival] = asyncio.Queue()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.close()
-
-    @property
-    def num_open(self) -> int:
-        """Core requests that may still bring something."""
-        return len(self._open)
 
     def expects(self, request_id: str) -> bool:
         """Tell whether this request may still bring something."""

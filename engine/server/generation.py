@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import AsyncIterator, Sequence
-from typing import Self
 
 from engine.protocol import AddRequest, SamplingParams
 from engine.server.choice import Choice, Delta
@@ -15,7 +14,7 @@ from engine.server.openai_responses import PromptDetails, Usage
 class Generation:
     """Merges the deltas of one or more core requests, in the order in which they arrive.
 
-    A context manager: leaving it aborts in the core whatever has not finished.
+    Whoever got it closes it, which aborts in the core whatever has not finished.
     """
 
     def __init__(
@@ -26,12 +25,6 @@ class Generation:
         self.num_prompt_tokens = num_prompt_tokens
         self.first_at_s: float | None = None
         self._first: Delta | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.close()
 
     async def wait_for_first(self, timeout_s: float) -> None:
         """Wait until something has arrived, or `timeout_s` are over.

@@ -251,6 +251,8 @@ def main() -> None:
     if config.model == "dies-at-start":
         os._exit(7)
     core.send(CoreProgress(text="reading weights"))
+    if config.model == "never-ready":
+        threading.Event().wait()
     core.send(_ready(config))
     decoder = msgspec.msgpack.Decoder(Command)
     while True:

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -126,6 +127,28 @@ def test_request_that_never_ends_does_not_keep_a_worker(model_dir: Path):
         process.terminate()
         assert process.wait(timeout=10) == 0
         asking.join()
+
+
+@needs_proc
+def test_signal_while_the_core_starts_ends_both():
+    with worker_process("never-ready") as process:
+        line_of(process, "progress")
+        (core,) = children_of(process.pid)
+        process.terminate()
+        assert process.wait(timeout=30) == 0
+        assert is_gone(core)
+
+
+def test_sockets_of_a_killed_worker_are_removed_by_the_next(model_dir: Path):
+    folder = Path(tempfile.gettempdir())
+    with worker_process(model_dir) as process:
+        line_of(process, "ready")
+        process.kill()
+        process.wait()
+        assert list(folder.glob(f"loraplex-{process.pid}-*"))
+    with worker_process(model_dir) as another:
+        line_of(another, "ready")
+        assert not list(folder.glob(f"loraplex-{process.pid}-*"))
 
 
 def test_taken_port_is_one_line_that_says_what_to_do(model_dir: Path):
