@@ -5,7 +5,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-_PREFIX = "loraplex-"
+_PREFIX = "loraplex-core-"
 _MAX_LENGTH = 70  # of a unix socket's path about 100 bytes are allowed
 
 
@@ -25,7 +25,7 @@ def _parent() -> Path:
 def _remove_leftovers(parent: Path) -> None:
     """Remove the folders of servers that were killed; those of other users stay."""
     for folder in parent.glob(f"{_PREFIX}*-*"):
-        process_id = folder.name.split("-")[1]
+        process_id = folder.name.removeprefix(_PREFIX).split("-")[0]
         if process_id.isdecimal() and not _is_running(int(process_id)):
             shutil.rmtree(folder, ignore_errors=True)
 

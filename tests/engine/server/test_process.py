@@ -145,10 +145,10 @@ def test_sockets_of_a_killed_worker_are_removed_by_the_next(model_dir: Path):
         line_of(process, "ready")
         process.kill()
         process.wait()
-        assert list(folder.glob(f"loraplex-{process.pid}-*"))
+        assert list(folder.glob(f"loraplex-core-{process.pid}-*"))
     with worker_process(model_dir) as another:
         line_of(another, "ready")
-        assert not list(folder.glob(f"loraplex-{process.pid}-*"))
+        assert not list(folder.glob(f"loraplex-core-{process.pid}-*"))
 
 
 def test_taken_port_is_one_line_that_says_what_to_do(model_dir: Path):
