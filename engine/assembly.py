@@ -14,6 +14,7 @@ from engine.kvcache.block_pool import BlockPool
 from engine.kvcache.cache_manager import CacheManager
 from engine.kvcache.storage import KVStorage
 from engine.lora.arena_allocator import ArenaAllocator
+from engine.lora.image_dir import own_image_dir
 from engine.lora.lifecycle import AdapterLifecycle
 from engine.lora.loader import LoaderClient
 from engine.lora.residency import AdapterResidency
@@ -237,8 +238,7 @@ def _adapters(
     *,
     clock: Callable[[], float],
 ) -> AdapterLifecycle:
-    image_dir = Path(config.state_dir) / "images"
-    image_dir.mkdir(parents=True, exist_ok=True)
+    image_dir = own_image_dir(Path(config.state_dir) / "images")
     allocator = {group: ArenaAllocator(num_rows) for group, num_rows in lora_rows.items()}
     return AdapterLifecycle(
         residency=AdapterResidency(allocator=allocator, clock=clock),

@@ -104,7 +104,8 @@ class EngineCore:
         events: list[Event] = []
         if self.adapters is not None:
             events += self.adapters.advance()
-            events += self._advance_unloads()
+            events += self._fail_broken_loads(self.adapters)
+            events += self._advance_unloads(self.adapters)
         plan = self.scheduler.plan_step()
         if plan is None:
             self._check_when_idle()
@@ -218,15 +219,22 @@ class EngineCore:
         )
         return [_failed(sequence.request_id, unloaded) for sequence in ended]
 
-    def _advance_unloads(self) -> list[Event]:
-        assert self.adapters is not None
+    def _fail_broken_loads(self, adapters: AdapterLifecycle) -> list[Event]:
+        events: list[Event] = []
+        for lora_id, message in adapters.take_failures().items():
+            error = EngineError(f"the adapter {lora_id!r} can't be loaded: {message}")
+            ended = self.scheduler.fail_waiting(lora_id)
+            events += [_failed(sequence.request_id, error) for sequence in ended]
+        return events
+
+    def _advance_unloads(self, adapters: AdapterLifecycle) -> list[Event]:
         events: list[Event] = []
         for unload in list(self._unloads):
             if self._clock() >= unload.deadline_s:
                 unloaded = AdapterConflict(f"the adapter {unload.lora_id!r} was unloaded")
                 ended = self.scheduler.abort_running(unload.lora_id)
                 events += [_failed(sequence.request_id, unloaded) for sequence in ended]
-            if self.adapters.residency.finish_unload(unload.lora_id):
+            if adapters.residency.finish_unload(unload.lora_id):
                 self._unloads.remove(unload)
                 events.append(CallDone(call_id=unload.call_id))
         return events

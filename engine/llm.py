@@ -69,10 +69,7 @@ class LLM:
         self.config = EngineConfig(model=model, state_dir=directory, **settings)
         self.loaded = load_for(self.config, progress=progress)
         self.core, self.memory = build_core(self.config, self.loaded, progress=progress)
-        self.tokenizer: Tokenizer | None = None
-        if (Path(self.loaded.model_dir) / "tokenizer.json").exists():
-            path = Path(self.loaded.model_dir) / "tokenizer.json"
-            self.tokenizer = Tokenizer.from_file(str(path))
+        self.tokenizer = Tokenizer.from_file(str(self.loaded.model_dir / "tokenizer.json"))
         self._ids = itertools.count()
 
     def __enter__(self) -> Self:
@@ -122,15 +119,12 @@ class LLM:
             self._take(self.core.handle(command), open_requests)
         while open_requests:
             self._take(self.core.step(), open_requests)
-        if self.tokenizer is not None:
-            for completion in completions:
-                completion.text = self.tokenizer.decode(completion.token_ids)
+        for completion in completions:
+            completion.text = self.tokenizer.decode(completion.token_ids)
         return completions
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of `text`, with what the tokenizer adds by itself."""
-        if self.tokenizer is None:
-            raise EngineError("this checkpoint has no tokenizer.json; pass token ids")
         return list(self.tokenizer.encode(text).ids)
 
     def status(self) -> CoreStatus:

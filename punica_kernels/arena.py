@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
+
+from punica_kernels.lazy_zeros import lazy_zeros
 
 # One number per layer and slice, as [num_layers][num_slices].
 LayerTable = Sequence[Sequence[float]]
@@ -127,9 +128,9 @@ class Arena:
         for module in modules:
             rows = self.num_rows[module.group]
             a_shape = (num_layers, module.num_slices, rows, module.in_features)
-            self._a[module.name] = _lazy_zeros(a_shape, dtype=dtype, device=device)
+            self._a[module.name] = lazy_zeros(a_shape, dtype=dtype, device=device)
             b_shape = (num_layers, rows, module.out_features)
-            self._b[module.name] = _lazy_zeros(b_shape, dtype=dtype, device=device)
+            self._b[module.name] = lazy_zeros(b_shape, dtype=dtype, device=device)
         self._entries: dict[int, _Entry] = {}
 
     @property
@@ -280,15 +281,3 @@ class Arena:
             stacked_a=a[:, rows] if uniform else None,
             stacked_b=b[rows] if uniform else None,
         )
-
-
-def _lazy_zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return zeros whose pages are committed at first write, where the device allows it.
-
-    torch.zeros writes every page (seconds, and all of the memory at once); numpy's zeros are the
-    operating system's own zero pages.
-    """
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    words = {2: np.uint16, 4: np.uint32}[dtype.itemsize]
-    return torch.from_numpy(np.zeros(shape, dtype=words)).view(dtype)

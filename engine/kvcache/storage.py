@@ -2,6 +2,8 @@
 
 import torch
 
+from punica_kernels.lazy_zeros import lazy_zeros
+
 
 class KVStorage:
     """K and V of every block of every layer, [num_layers, num_blocks, block_size, kv_heads, dim].
@@ -28,8 +30,8 @@ class KVStorage:
         self.block_size = block_size
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
-        self.k = torch.zeros(shape, dtype=dtype, device=device)
-        self.v = torch.zeros(shape, dtype=dtype, device=device)
+        self.k = lazy_zeros(shape, dtype=dtype, device=device)
+        self.v = lazy_zeros(shape, dtype=dtype, device=device)
         # Views of the same memory, made once: [num_blocks, block_size * kv_heads * dim] for
         # gathering whole blocks, [num_blocks * block_size, kv_heads, dim] for writing slots.
         self._k_blocks = list(self.k.view(num_layers, num_blocks, -1))

@@ -1,14 +1,17 @@
 """Brings adapters from a directory to the arena: files, image, rows; never in a step's way."""
 
-from collections import deque
+import logging
 from pathlib import Path
 from typing import Protocol
 
 from adapters.base_description import BaseDescription
 from engine.errors import AdapterConflict, AdapterRefused, EngineError
+from engine.lora.arena_image import ImageBroken
 from engine.lora.loader import LoadBroken, LoadDone, LoaderClient, LoadRefused
 from engine.lora.residency import AdapterResidency, PendingLoad
 from engine.protocol import CallDone, CallFailed, Event, LoadAdapter
+
+logger = logging.getLogger("loraplex.lora")
 
 COPY_BYTES_PER_STEP = 8 * 1024**2
 
@@ -16,13 +19,13 @@ COPY_BYTES_PER_STEP = 8 * 1024**2
 class RowWriter(Protocol):
     """Fills arena rows from an image, a bounded number of bytes at a time."""
 
-    def begin(self, load: PendingLoad) -> None: ...
+    def begin(self, load: PendingLoad) -> None:
+        """Make room for `load`; raises ImageBroken if there is nothing fit to copy."""
+        ...
 
     def copy_some(self, max_bytes: int) -> bool:
         """Copy at most about `max_bytes`; return whether the load is complete."""
         ...
-
-    def cancel(self) -> None: ...
 
 
 class AdapterLifecycle:
@@ -50,7 +53,7 @@ class AdapterLifecycle:
         self._waiting_calls: dict[str, list[LoadAdapter]] = {}
         self._paths: dict[str, str] = {}
         self._copying: PendingLoad | None = None
-        self._events: deque[Event] = deque()
+        self._failures: dict[str, str] = {}
 
     @property
     def is_copying(self) -> bool:
@@ -88,21 +91,24 @@ class AdapterLifecycle:
 
     def advance(self, max_bytes: int = COPY_BYTES_PER_STEP) -> list[Event]:
         """Take finished images, and copy at most `max_bytes` of one into its rows."""
+        self._forget_gone()
         events: list[Event] = []
         for result in self._loader.poll():
             events += self._take(result)
         if self._copying is None:
-            self._copying = self.residency.next_load()
-            if self._copying is not None:
-                self._writer.begin(self._copying)
+            self._begin_copy()
         if self._copying is not None and self._writer.copy_some(max_bytes):
             self.residency.loaded(self._copying.lora_id)
             self._copying = None
         return events
 
-    def forget(self, lora_id: str) -> None:
-        """Drop what is remembered of an unloaded version, so that its name may come again."""
-        self._paths.pop(lora_id, None)
+    def take_failures(self) -> dict[str, str]:
+        """Return the versions whose load has failed since the last call, and why.
+
+        The caller ends the sequences that wait for them.
+        """
+        failures, self._failures = self._failures, {}
+        return failures
 
     def check_invariants(self) -> None:
         """Check residency, and that every known version has a path."""
@@ -113,6 +119,25 @@ class AdapterLifecycle:
     def close(self) -> None:
         """End the loader process."""
         self._loader.close()
+
+    def _begin_copy(self) -> None:
+        load = self.residency.next_load()
+        if load is None:
+            return
+        try:
+            self._writer.begin(load)
+        except ImageBroken as error:
+            logger.warning("the image of %s is broken: %s", load.lora_id, error)
+            self._failures[load.lora_id] = str(error)
+            self.residency.load_failed(load.lora_id, str(error))
+        else:
+            self._copying = load
+
+    def _forget_gone(self) -> None:
+        """Delete the images of versions that nobody holds any more, and free their names."""
+        for gone in self.residency.take_gone():
+            self._paths.pop(gone.lora_id, None)
+            gone.image.unlink(missing_ok=True)
 
     def _take(self, result: LoadDone | LoadRefused | LoadBroken) -> list[Event]:
         calls = self._waiting_calls.pop(result.lora_id, [])

@@ -6,13 +6,16 @@ from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 BASE = None
 
 
 def save_tiny_llama(directory: Path, *, seed: int = 0) -> None:
-    """Save a random Llama of four layers whose logits are not all alike."""
+    """Save a random Llama of four layers whose logits are not all alike; its words are w0, w1…"""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=512,
@@ -28,6 +31,10 @@ def save_tiny_llama(directory: Path, *, seed: int = 0) -> None:
         eos_token_id=2,
     )
     LlamaForCausalLM(config).save_pretrained(directory)
+    vocabulary = {f"w{token_id}": token_id for token_id in range(512)}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="w0"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.save(str(directory / "tokenizer.json"))
 
 
 def save_random_adapter(base_dir: Path, directory: Path, *, seed: int, **config: object) -> None:
@@ -52,6 +59,7 @@ class PeftReference:
         for name in names[1:]:
             self.model.load_adapter(adapters[name], adapter_name=name)
         self.model.eval()
+        self._greedy: dict[tuple[object, ...], list[int]] = {}
 
     @contextmanager
     def applying(self, name: str | None) -> Iterator[None]:
@@ -62,20 +70,21 @@ class PeftReference:
             self.model.set_adapter(name)
             yield
 
-    @torch.inference_mode()
     def greedy(self, prompt_ids: list[int], *, name: str | None, num_tokens: int) -> list[int]:
-        """Return `num_tokens` greedy tokens; an end token doesn't end it."""
-        ids, cache, tokens = torch.tensor([prompt_ids]), None, []
-        with self.applying(name):
+        """Return `num_tokens` greedy tokens; an end token doesn't end it.
+
+        The whole sequence is computed anew for each token: no cache of theirs that could be wrong.
+        """
+        key = (name, num_tokens, *prompt_ids)
+        if key not in self._greedy:
+            token_ids = list(prompt_ids)
             for _ in range(num_tokens):
-                output = self.model(input_ids=ids, past_key_values=cache, use_cache=True)
-                cache = output.past_key_values
-                ids = output.logits[:, -1:].argmax(-1)
-                tokens.append(int(ids))
-        return tokens
+                token_ids.append(int(self.logits(token_ids, name=name)[-1].argmax()))
+            self._greedy[key] = token_ids[len(prompt_ids) :]
+        return self._greedy[key]
 
     @torch.inference_mode()
     def logits(self, token_ids: list[int], *, name: str | None) -> torch.Tensor:
         """Return logits [num_tokens, vocab] of a whole sequence at once."""
         with self.applying(name):
-            return self.model(input_ids=torch.tensor([token_ids])).logits[0].float()
+            return self.model(input_ids=torch.tensor([token_ids]), use_cache=False).logits[0].float()

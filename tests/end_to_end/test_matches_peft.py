@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from engine.llm import LLM
-from engine.model.gguf import find_default_model
+from engine.model.default_model import find_default_model
 from engine.protocol import SamplingParams
 from tests.end_to_end.grades import GradeE1
 from tests.end_to_end.peft_reference import (
@@ -83,7 +83,11 @@ def test_any_mix_chunked_any_way_is_what_peft_says(tiny, tmp_path, mix, chunk):
     prompts = prompts_for(names, vocab_size=512)
     grade = GradeE1(reference)
     with LLM(
-        str(base_dir), state_dir=str(tmp_path), dtype="fp32", max_tokens_per_step=chunk
+        str(base_dir),
+        state_dir=str(tmp_path),
+        dtype="fp32",
+        max_tokens_per_step=chunk,
+        num_threads=1,
     ) as llm:
         for name in set(names) - {BASE}:
             llm.load_adapter(lora_id(name), directories[name])
