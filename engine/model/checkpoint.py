@@ -1,6 +1,5 @@
 """The safetensors files of a Hugging Face directory, read by tensor name."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.errors import InvalidModel
+from engine.model.json_file import read_json
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
@@ -69,19 +69,6 @@ def weight_files(directory: Path) -> tuple[Path, ...]:
             "can run code; save it again with save_pretrained(..., safe_serialization=True)"
         )
     raise InvalidModel(f"the checkpoint has neither {_SINGLE_FILE} nor {_INDEX_FILE}")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in `path`; raises InvalidModel in words."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise InvalidModel(f"the checkpoint has no {path.name}") from error
-    except (ValueError, OSError) as error:
-        raise InvalidModel(f"{path.name} can't be read as JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise InvalidModel(f"{path.name} isn't a JSON object")
-    return content
 
 
 def _sharded_files(directory: Path) -> tuple[Path, ...]:

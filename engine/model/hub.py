@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from engine.errors import InvalidModel
-from engine.model.checkpoint import read_json
+from engine.model.json_file import read_json
 from engine.model.spec import spec_from_hf_config
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")

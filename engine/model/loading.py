@@ -10,11 +10,12 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import InvalidModel
-from engine.model.checkpoint import Checkpoint, read_json
+from engine.model.checkpoint import Checkpoint
 from engine.model.decoder import Decoder
 from engine.model.gguf import convert_gguf
 from engine.model.hub import fetch_from_hub, looks_like_hub_id
 from engine.model.identity import DigestCache, base_identity, digests_of
+from engine.model.json_file import read_json
 from engine.model.packing import build_decoder
 from engine.model.spec import ModelSpec, spec_from_hf_config
 
