@@ -94,7 +94,7 @@ class RegistryLife(RuleBasedStateMachine):
         self.commit(name, before, after)
 
     def commit(self, name: str, before: AdapterRecord | None, after: AdapterRecord) -> None:
-        is_new = before == self.living(name)
+        is_new = before in (self.living(name), self.truth.get(name))
         is_change = before is None or after.generation != before.generation
         try:
             stored = self.run(self.registry.commit(before, after, actor="", action=""))
