@@ -22,6 +22,13 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Generator[None]:
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, or raise ServeRefused where uvicorn would end the whole process."""
+        try:
+            await super().startup(sockets)
+        except SystemExit as error:
+            raise ServeRefused("the gateway couldn't start; its log says why") from error
+
 
 class GatewayServer:
     """Serves `app` on a listening socket from start to stop."""
@@ -45,8 +52,9 @@ class GatewayServer:
         self._task = asyncio.create_task(self._server.serve(sockets=[self._listener]))
         while not self._server.started:
             if self._task.done():
-                self._task.result()
-                raise ServeRefused("the gateway couldn't start; its reason is in the lines above")
+                failed, self._task = self._task, None
+                failed.result()
+                raise ServeRefused("the gateway ended while it started; its log says why")
             await asyncio.sleep(POLL_S)
 
     async def wait(self) -> None:

@@ -1,5 +1,6 @@
 """What commands print: for people with rich, for scripts as JSON, and how they end."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from rich.table import Table
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_NO_SERVER = 3
+PIPE_WIDTH = 240
 
 
 class CliError(Exception):
@@ -32,7 +34,9 @@ class Output:
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
-        self.console = Console(highlight=False, soft_wrap=True)
+        # A pipe has no width of its own; there, a table's rows stay whole for grep and awk.
+        width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
+        self.console = Console(width=width, highlight=False, soft_wrap=True)
         self.errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
     def json(self, value: Any) -> None:

@@ -135,9 +135,11 @@ def _settings(context: typer.Context, options: ServeOptions) -> Settings:
     values, sources = {}, {}
     shown = {**WHEN_UNSET, "state_dir": str(options.state_dir)}
     shown["store"] = str(options.state_dir / "store")
-    for name, value in context.params.items():
-        if name == "json":
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if name in {"json", "help"}:
             continue
+        value = context.params[name]
         source = context.get_parameter_source(name)
         flag = name.replace("_", "-")
         sources[flag] = {"COMMANDLINE": "option", "ENVIRONMENT": "environment"}.get(
@@ -150,10 +152,10 @@ def _settings(context: typer.Context, options: ServeOptions) -> Settings:
 
 
 def _shown(name: str, value: Any, *, unset: dict[str, str]) -> str:
-    if value is None or value == []:
+    if value is None or value in ([], ()):
         return unset.get(name, "none")
     if name in SECRETS:
         return "given"
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return ", ".join(str(item) for item in value)
     return str(value)
