@@ -2,7 +2,7 @@
 
 import difflib
 import heapq
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -50,13 +50,13 @@ def resolve_model(
     *,
     model_name: ModelName | None,
     record: AdapterRecord | None,
-    known_names: Iterable[str],
+    known_names: Callable[[], Iterable[str]],
 ) -> Target:
     """Return what `model` names, or raise ModelNotFound with names that look like it.
 
     model_name    `model` taken apart by the known bases; None when it can't name anything
     record        of the adapter in it; None when there is none
-    known_names   public names that the caller may see, for the near names
+    known_names   gives the public names that the caller may see, for the near names
     """
     if model_name is not None and model_name.adapter_name is None:
         assert model_name.base_id is not None
@@ -91,8 +91,10 @@ def _num_shared_chars(name: str, asked: str) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _unknown(model: str, known_names: Iterable[str], *, reason: str = "") -> ModelNotFound:
-    near = near_names(model, known_names)
+def _unknown(
+    model: str, known_names: Callable[[], Iterable[str]], *, reason: str = ""
+) -> ModelNotFound:
+    near = near_names(model, known_names())
     hint = f"; did you mean {', '.join(repr(name) for name in near)}?" if near else ""
     because = f": {reason}" if reason else ""
     shown = repr(model[:MAX_COMPARED_CHARS])

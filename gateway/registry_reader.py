@@ -16,6 +16,8 @@ from gateway.workers.pool import WorkerPool
 
 logger = logging.getLogger(__name__)
 
+# Says "snapshot" in an answer that was made without Redis.
+REGISTRY_HEADER = "x-loraplex-registry"
 # After a failed read the local copy serves this long before a request tries Redis again.
 RETRY_AFTER_S = 0.5
 
@@ -59,6 +61,7 @@ class RegistryReader:
         self._clock = clock
         self._bases: dict[str, BaseDescription] = {}
         self._records: dict[str, AdapterRecord] = {}
+        self._changed_at: dict[str, float] = {}
         self._has_copy = False
         self._failed_at: float | None = None
 
@@ -67,7 +70,6 @@ class RegistryReader:
         """True when the last read got an answer."""
         return self._has_copy and self._failed_at is None
 
-    @property
     def public_names(self) -> list[str]:
         """Return the bases and `base:adapter` of the local copy, for near names."""
         adapters = (f"{r.base_id}:{r.name}" for r in self._records.values() if not r.is_retired)
@@ -104,6 +106,7 @@ class RegistryReader:
 
     async def renew(self) -> None:
         """Read everything into the copy, or raise RegistryBroken and keep it as it is."""
+        begun_at = self._clock()
         try:
             bases = await self._registry.bases()
             records = await self._registry.list()
@@ -111,7 +114,7 @@ class RegistryReader:
         except RegistryBroken:
             self._failed_at = self._clock()
             raise
-        self._records = {record.name: record for record in records}
+        self._records = self._with_own_changes(records, since=begun_at)
         self._has_copy = True
         self._took(bases, workers)
 
@@ -129,10 +132,28 @@ class RegistryReader:
         known = self._records.get(record.name)
         if known is None or known.generation <= record.generation:
             self._records[record.name] = record
+            self._changed_at[record.name] = self._clock()
 
     def forget(self, name: str) -> None:
         """Drop a name that was just given up from the copy."""
         self._records.pop(name, None)
+        self._changed_at[name] = self._clock()
+
+    def _with_own_changes(
+        self, records: Iterable[AdapterRecord], *, since: float
+    ) -> dict[str, AdapterRecord]:
+        """Return what was read, but for names that changed here while it was being read."""
+        found = {record.name: record for record in records}
+        changed_at, self._changed_at = self._changed_at, {}
+        for name, at in changed_at.items():
+            if at < since:
+                continue
+            self._changed_at[name] = at
+            if name in self._records:
+                found[name] = self._records[name]
+            else:
+                found.pop(name, None)
+        return found
 
     async def _read_snapshot(self, model: str) -> RoutingSnapshot | None:
         """Return what Redis says, or None if it is away or was away a moment ago."""
@@ -148,7 +169,7 @@ class RegistryReader:
         if snapshot.record is not None:
             self.learn(snapshot.record)
         elif snapshot.model_name is not None and snapshot.model_name.adapter_name is not None:
-            self._records.pop(snapshot.model_name.adapter_name, None)
+            self.forget(snapshot.model_name.adapter_name)
         return snapshot
 
     def _took(

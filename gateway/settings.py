@@ -1,6 +1,6 @@
 """What a gateway is told at start; every field has one meaning and one unit."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -22,14 +22,14 @@ class GatewaySettings:
     load_timeout_s       how long a worker may take to load one version
     """
 
-    redis_url: str
+    redis_url: str = field(repr=False)
     store_dir: Path
-    api_key: str | None = None
-    admin_key: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    admin_key: str | None = field(default=None, repr=False)
     allowed_roots: tuple[Path, ...] = ()
     max_upload_bytes: int = 2 * 1024**3
     max_body_bytes: int = 32 * 1024**2
-    cluster_token: str | None = None
+    cluster_token: str | None = field(default=None, repr=False)
     snapshot_interval_s: float = 1.0
     worker_wait_s: float = 5.0
     worker_silence_s: float = 300.0

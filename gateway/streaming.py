@@ -11,6 +11,7 @@ from gateway.dispatch import Answer, Call, Dispatcher
 from gateway.errors import GatewayError
 from gateway.metrics import GatewayMetrics
 from gateway.presence import while_client_stays
+from gateway.registry_reader import REGISTRY_HEADER
 from gateway.sse import DONE, EventTooLong, error_event, is_comment, is_done, usage_of
 from gateway.workers.client import WorkerCallFailed
 
@@ -113,7 +114,7 @@ class InferenceResponse(Response):
             "x-loraplex-worker": answer.worker.worker_id,
         }
         if self._from_snapshot:
-            headers["x-loraplex-registry"] = "snapshot"
+            headers[REGISTRY_HEADER] = "snapshot"
         return headers
 
 

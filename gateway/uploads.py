@@ -47,7 +47,7 @@ async def staged_upload(
     Takes a multipart form, or JSON with a path. Raises InvalidRequest, BodyTooLarge or
     AdapterError, and leaves nothing behind then.
     """
-    if request.headers.get("content-type", "").startswith("multipart/form-data"):
+    if request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         async with _room(store) as room:
             yield await _from_form(request, room, settings)
     else:

@@ -73,6 +73,11 @@ async def roll_back(request: Request) -> Response:
 
 
 def _generation(request: Request) -> int | None:
+    unknown = sorted(set(request.query_params) - {"if_generation"})
+    if unknown:
+        raise InvalidRequest(
+            f"the parameter `{unknown[0][:40]}` isn't supported", param=unknown[0][:40]
+        )
     text = request.query_params.get("if_generation")
     if text is None:
         return None

@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.dispatch import Call
+from gateway.errors import ModelNotFound, RegistryUnavailable
 from gateway.model_names import Target, resolve_model
 from gateway.openai_types import (
     ChatCompletionRequest,
@@ -71,12 +72,18 @@ async def _generation(gateway: Gateway, path: str, asked: GenerationFields) -> R
 
 async def _resolved(gateway: Gateway, model: str) -> tuple[Target, bool]:
     view = await gateway.reader.for_model(model)
-    target = resolve_model(
-        model,
-        model_name=view.model_name,
-        record=view.record,
-        known_names=gateway.reader.public_names,
-    )
+    try:
+        target = resolve_model(
+            model,
+            model_name=view.model_name,
+            record=view.record,
+            known_names=gateway.reader.public_names,
+        )
+    except ModelNotFound as error:
+        if view.from_snapshot:
+            # It may have been published since the copy was made, so nobody can say that it isn't.
+            raise RegistryUnavailable(f"the registry can't be reached, and {error}") from None
+        raise
     return target, view.from_snapshot
 
 

@@ -5,6 +5,7 @@ from starlette.responses import Response
 
 from adapters.names import DEFAULT_ALIAS
 from gateway.admin_types import ModelCard, ModelList
+from gateway.registry_reader import REGISTRY_HEADER
 from gateway.responses import json_response
 from gateway.route_spec import RouteSpec
 from gateway.services import gateway_of
@@ -21,7 +22,8 @@ async def list_models(request: Request) -> Response:
             cards.append(
                 ModelCard(id=f"{record.base_id}:{name}", root=digest, parent=record.base_id)
             )
-    return json_response(ModelList(data=cards))
+    headers = {REGISTRY_HEADER: "snapshot"} if view.from_snapshot else None
+    return json_response(ModelList(data=cards), headers=headers)
 
 
 ROUTES = [

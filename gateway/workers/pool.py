@@ -27,11 +27,12 @@ class WorkerPool:
 
     def update(self, heartbeats: Sequence[WorkerHeartbeat]) -> None:
         """Take these as all the workers there are, and wake those who wait for one."""
-        self._heartbeats = {h.worker_id: h for h in heartbeats}
+        before, self._heartbeats = self._heartbeats, {h.worker_id: h for h in heartbeats}
         self._suspect_until = {
             worker_id: until
             for worker_id, until in self._suspect_until.items()
-            if worker_id in self._heartbeats and until > self._clock()
+            if until > self._clock()
+            and _is_same_start(before.get(worker_id), self._heartbeats.get(worker_id))
         }
         self._changed.set()
         self._changed = asyncio.Event()
@@ -100,3 +101,10 @@ class WorkerPool:
             num_sent=self._num_sent[worker_id],
             is_suspect=self._suspect_until.get(worker_id, 0.0) > self._clock(),
         )
+
+
+def _is_same_start(before: WorkerHeartbeat | None, now: WorkerHeartbeat | None) -> bool:
+    """Tell whether both are of one run of a worker; a new run owes nothing to the old one."""
+    if before is None or now is None:
+        return False
+    return (before.address, before.instance) == (now.address, now.instance)

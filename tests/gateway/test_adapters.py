@@ -167,8 +167,9 @@ async def test_too_large_an_upload_is_refused_with_both_numbers(
         announced = await world.push("pirate", peft_adapters["pirate"])
 
         async def chunks():
+            yield b'--x\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n'
             for _ in range(40):
-                yield b"--x\r\n" + b"y" * 95
+                yield b"y" * 100
 
         unannounced = await world.http.post(
             "/v1/adapters",

@@ -18,7 +18,7 @@ def pirate(base_id: str = "tiny") -> AdapterRecord:
 
 def resolved(model: str, record: AdapterRecord | None = None) -> Target:
     name = split_model_name(model, BASES)
-    return resolve_model(model, model_name=name, record=record, known_names=["tiny:pirate"])
+    return resolve_model(model, model_name=name, record=record, known_names=lambda: ["tiny:pirate"])
 
 
 def test_base_is_itself():

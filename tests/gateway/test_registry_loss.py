@@ -37,7 +37,9 @@ async def test_without_redis_the_last_snapshot_serves_and_says_so(tmp_path, peft
     assert answer.status_code == 200
     assert answer.headers["x-loraplex-registry"] == "snapshot"
     assert answer.headers["x-loraplex-version"] == digest
-    assert unknown.status_code == 404
+    assert unknown.status_code == 503
+    assert unknown.json()["error"]["code"] == "registry_unavailable"
+    assert models.headers["x-loraplex-registry"] == "snapshot"
     assert [model["id"] for model in models.json()["data"]] == ["tiny", "tiny:pirate"]
     assert health.json() == {"status": "ok", "registry": "unreachable", "workers": 1}
     assert upload.status_code == 503
