@@ -20,6 +20,7 @@ from gateway.cli.output import EXIT_FAILED, CliError, human_bytes, plain_table, 
 from gateway.embedded import own_packages
 from gateway.embedded.default_model import find_default_model
 from gateway.embedded.errors import EmbeddedError
+from gateway.embedded.machine import available_memory_bytes
 from gateway.embedded.state import StateFolder, default_state_dir
 from gateway.embedded.valkey import find_binary
 
@@ -127,24 +128,12 @@ def _disk(root: Path) -> Finding:
 
 
 def _memory() -> Finding:
-    num_bytes = _available_memory_bytes()
+    num_bytes = available_memory_bytes()
     if num_bytes is None:
         return Finding(name="memory", status="ok", text="this system doesn't say how much is free")
     status = "ok" if num_bytes >= MIN_MEMORY_BYTES else "warning"
     text = f"{human_bytes(num_bytes)} available, {os.cpu_count()} CPU cores"
     return Finding(name="memory", status=status, text=text)
-
-
-def _available_memory_bytes() -> int | None:
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        name, _, value = line.partition(":")
-        if name == "MemAvailable":
-            return int(value.split()[0]) * 1024
-    return None
 
 
 def _adapters_package() -> Finding:

@@ -1,7 +1,10 @@
 """How `serve` tells what it does: lines and tables for a person, JSON lines for a program."""
 
+import os
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -26,8 +29,22 @@ Report = Callable[[Event], None]
 
 
 def make_report(output: Output) -> Report:
-    """The function that events are given to."""
-    return output.json if output.as_json else TextReport(output)
+    """The function that events are given to; it never fails, even when nobody reads any more."""
+    tell: Report = output.json if output.as_json else TextReport(output)
+
+    def report(event: Event) -> None:
+        try:
+            tell(event)
+        except (BrokenPipeError, SystemExit):  # the second is how rich says the first
+            _discard_stdout()
+
+    return report
+
+
+def _discard_stdout() -> None:
+    """Let all later output go nowhere: a server outlives the pipe that its words went to."""
+    with Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 class TextReport:

@@ -1,6 +1,7 @@
 """What `loraplex serve` and `loraplex worker` are told, checked before anything starts."""
 
 import ipaddress
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ import typer
 
 from gateway.embedded.default_model import SERVED_NAME, find_default_model
 from gateway.embedded.errors import ServeRefused
+from gateway.embedded.machine import memory_share_bytes
 
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 MIN_MEMORY_BYTES = 64 << 20
@@ -29,8 +31,9 @@ class EngineOptions:
     block_size: int
     memory_bytes: int | None
 
-    def as_config(self, *, state_dir: Path, num_threads: int | None) -> dict[str, Any]:
-        """The fields of the engine's own configuration."""
+    def as_config(self, *, state_dir: Path, num_workers: int = 1) -> dict[str, Any]:
+        """The fields of the engine's own configuration; several workers share cores and memory."""
+        share = (os.cpu_count() or 1) // num_workers
         return {
             "model": self.model,
             "state_dir": str(state_dir),
@@ -41,8 +44,8 @@ class EngineOptions:
             "max_num_seqs": self.max_num_seqs,
             "max_tokens_per_step": self.max_tokens_per_step,
             "block_size": self.block_size,
-            "memory_bytes": self.memory_bytes,
-            "num_threads": num_threads,
+            "memory_bytes": self.memory_bytes or memory_share_bytes(num_workers),
+            "num_threads": None if num_workers == 1 else max(1, share),
         }
 
 

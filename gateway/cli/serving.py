@@ -21,6 +21,7 @@ from gateway.cli.serve_options import AdapterSource, ServeOptions
 from gateway.cli.stopping import StopRequest
 from gateway.embedded.errors import ServeRefused
 from gateway.embedded.events import Event, Progress, Ready, Stopped, Stopping, WorkerReady
+from gateway.embedded.given_registry import require_answer
 from gateway.embedded.leftovers import end_leftovers
 from gateway.embedded.state import StateFolder, locked
 from gateway.embedded.supervisor import Supervisor
@@ -64,6 +65,7 @@ class _Run:
         self._listener = listener
         self._url = url_of(listener)
         self._admin_key = _admin_key(options)
+        self._cluster_token = _cluster_token(options)
         self._supervisor = Supervisor(pids_file=folder.pids_file, report=self._report)
         self._gateway: GatewayServer | None = None
         self._base_id: str | None = None
@@ -106,6 +108,7 @@ class _Run:
 
     async def _start_registry(self) -> str:
         if self._options.redis_url is not None:
+            await require_answer(self._options.redis_url)
             self._tell(Progress(step="registry", text="using the one that --redis-url names"))
             return self._options.redis_url
         valkey = ValkeyProcess(binary=find_binary(), folder=self._folder)
@@ -121,7 +124,7 @@ class _Run:
             api_key=options.api_key,
             admin_key=self._admin_key,
             allowed_roots=options.allowed_roots,
-            cluster_token=options.cluster_token,
+            cluster_token=self._cluster_token,
         )
         self._gateway = GatewayServer(create_app(settings), self._listener)
         await self._gateway.start()
@@ -134,14 +137,12 @@ class _Run:
     def _worker(self, index: int, redis_url: str, command: tuple[str, ...]) -> WorkerProcess:
         options = self._options
         name = f"worker-{index}"
-        num_cores = os.cpu_count() or 1
-        num_threads = max(1, num_cores // options.num_workers) if options.num_workers > 1 else None
         self._tell(Progress(step=name, text=f"starting, with {Path(options.engine.model).name}"))
         return WorkerProcess(
             name=name,
             config={
                 "engine": options.engine.as_config(
-                    state_dir=self._folder.root, num_threads=num_threads
+                    state_dir=self._folder.root, num_workers=options.num_workers
                 ),
                 "host": "127.0.0.1",
                 "port": 0,
@@ -152,7 +153,7 @@ class _Run:
             log=self._folder.logs_dir / f"{name}.log",
             report=self._report,
             command=command,
-            env=worker_environment(options.cluster_token),
+            env=worker_environment(self._cluster_token),
         )
 
     def _report(self, event: Event) -> None:
@@ -168,8 +169,7 @@ class _Run:
                 httpx.AsyncClient(base_url=self._url, trust_env=False) as client,
             ):
                 while True:
-                    health = await client.get("/health")
-                    if _is_served(health, self._options.num_workers):
+                    if await _is_served(client, self._options.num_workers):
                         return
                     await asyncio.sleep(POLL_S)
         except TimeoutError as error:
@@ -209,7 +209,10 @@ class _Run:
             with ApiClient(url=self._url, key=self._admin_key) as client:
                 return [model["id"] for model in client.request("GET", "/v1/models")["data"]]
 
-        return await asyncio.to_thread(ask)
+        try:
+            return await asyncio.to_thread(ask)
+        except CliError as error:
+            raise ServeRefused(f"the gateway doesn't list its models: {error}") from error
 
     async def _stop(self, *, asked: bool) -> None:
         if asked:
@@ -245,5 +248,19 @@ def _admin_key(options: ServeOptions) -> str | None:
     return options.admin_key
 
 
-def _is_served(health: httpx.Response, num_workers: int) -> bool:
+def _cluster_token(options: ServeOptions) -> str | None:
+    """The operator's token. Without one, but with keys, one for this run: a key that only the
+    gateway asks for would keep nobody on this machine from calling a worker directly.
+    """
+    is_private = options.redis_url is None and (options.api_key or options.admin_key)
+    if options.cluster_token is None and is_private:
+        return secrets.token_hex(32)
+    return options.cluster_token
+
+
+async def _is_served(client: httpx.AsyncClient, num_workers: int) -> bool:
+    try:
+        health = await client.get("/health")
+    except httpx.TransportError:
+        return False
     return health.status_code == 200 and health.json().get("workers", 0) >= num_workers

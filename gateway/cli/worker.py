@@ -17,11 +17,12 @@ from gateway.cli.serve_options import EngineOptions, is_loopback, parse_memory
 from gateway.cli.stopping import StopRequest
 from gateway.embedded.errors import EmbeddedError, ServeRefused
 from gateway.embedded.events import Failed, Progress, Stopped, Stopping
+from gateway.embedded.given_registry import require_answer
 from gateway.embedded.leftovers import end_leftovers
 from gateway.embedded.own_packages import refuse_foreign_adapters
 from gateway.embedded.state import StateFolder, default_state_dir, locked
 from gateway.embedded.supervisor import Supervisor
-from gateway.embedded.worker import WorkerProcess
+from gateway.embedded.worker import WORKER_COMMAND, WorkerProcess
 
 
 def worker(
@@ -63,7 +64,7 @@ def worker(
             engine_options(parameters), folder=folder, redis_url=redis_url, host=host, port=port
         )
         config["allowed_roots"] = [str(absolute(store).resolve())]
-        asyncio.run(_run(config, folder, report))
+        asyncio.run(run_worker(config, folder, report))
     except EmbeddedError as error:
         report(Failed(message=str(error)))
         raise typer.Exit(EXIT_FAILED) from error
@@ -73,7 +74,7 @@ def _config(
     engine: EngineOptions, *, folder: StateFolder, redis_url: str, host: str, port: int
 ) -> dict[str, object]:
     return {
-        "engine": engine.as_config(state_dir=folder.root, num_threads=None),
+        "engine": engine.as_config(state_dir=folder.root),
         "host": host,
         "port": port,
         "worker_id": f"w-{secrets.token_hex(4)}",
@@ -81,13 +82,25 @@ def _config(
     }
 
 
-async def _run(config: dict[str, object], folder: StateFolder, report: Report) -> None:
+async def run_worker(
+    config: dict[str, object],
+    folder: StateFolder,
+    report: Report,
+    *,
+    worker_command: tuple[str, ...] = WORKER_COMMAND,
+) -> None:
+    """Keep one worker alive until a signal asks to stop; raises EmbeddedError if it can't start."""
+    await require_answer(str(config["redis_url"]))
     folder.prepare()
     with locked(folder):
         end_leftovers(folder.pids_file)
         supervisor = Supervisor(pids_file=folder.pids_file, report=report)
         child = WorkerProcess(
-            name="worker", config=config, log=folder.logs_dir / "worker.log", report=report
+            name="worker",
+            config=config,
+            log=folder.logs_dir / "worker.log",
+            report=report,
+            command=worker_command,
         )
 
         def end_at_once() -> None:

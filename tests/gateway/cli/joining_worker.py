@@ -14,7 +14,7 @@ import threading
 import redis.asyncio
 
 from adapters.base_description import BaseDescription, LinearShape
-from adapters.heartbeat import WorkerHeartbeat
+from adapters.heartbeat import WorkerHeartbeat, sign
 from adapters.registry import AdapterRegistry
 
 BASE = BaseDescription(
@@ -50,7 +50,7 @@ def end_with_parent():
 
 async def join(config, stop: asyncio.Event):
     address = "http://127.0.0.1:1"
-    beat = WorkerHeartbeat(
+    unsigned = WorkerHeartbeat(
         worker_id=config["worker_id"],
         address=address,
         base_id=BASE.base_id,
@@ -59,6 +59,7 @@ async def join(config, stop: asyncio.Event):
         num_free_blocks=100,
         num_blocks=100,
     )
+    beat = sign(unsigned, os.environ.get("LORAPLEX_CLUSTER_TOKEN"))
     async with redis.asyncio.Redis.from_url(config["redis_url"]) as client:
         registry = AdapterRegistry(client)
         await registry.put_base(BASE)

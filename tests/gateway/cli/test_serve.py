@@ -17,7 +17,7 @@ from tests.gateway.embedded.worlds import is_alive
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
-COMMAND = [sys.executable, "-m", "tests.gateway.cli.serve_with_joining_worker", "serve"]
+COMMAND = [sys.executable, "-m", "tests.gateway.cli.loraplex_with_joining_worker"]
 EXAMPLES = Path(__file__).parents[3] / "examples" / "adapters"
 CHECKOUT = Path(__file__).parents[3]
 
@@ -46,7 +46,13 @@ def start(tmp_path):
     (tmp_path / "run").mkdir()
 
     @contextmanager
-    def run(*arguments: str, behaviour: str = "join", state: str = "state", **environment: str):
+    def run(
+        *arguments: str,
+        command: str = "serve",
+        behaviour: str = "join",
+        state: str = "state",
+        **environment: str,
+    ):
         variables = {
             "SCRIPTED_BEHAVIOUR": behaviour,
             "XDG_RUNTIME_DIR": str(tmp_path / "run"),
@@ -54,7 +60,7 @@ def start(tmp_path):
             "PYTHONPATH": str(CHECKOUT),
         }
         process = subprocess.Popen(
-            [*COMMAND, "--json", "--port", "0", *arguments],
+            [*COMMAND, command, "--json", "--port", "0", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**os.environ, **variables, **environment},
@@ -182,6 +188,48 @@ def test_data_key_alone_shuts_the_admin_routes_but_lets_the_start_push(start, mo
         serve.end(signal.SIGTERM)
 
 
+def test_server_outlives_the_pipe_that_its_words_went_to(start, model):
+    with start(model) as serve:
+        ready = serve.read_until("ready")
+        serve.process.stdout.close()
+        os.kill(ready["pids"]["workers"][0], signal.SIGKILL)
+
+        eventually(lambda: heartbeats_of(ready) not in ([], [ready["pids"]["workers"][0]]))
+
+        assert serve.end(signal.SIGTERM) == 0
+
+
+def heartbeats_of(ready: dict) -> list[int]:
+    """The pids of the workers that the gateway knows; the joining worker tells its own."""
+    answer = httpx.get(ready["url"] + "/v1/workers", trust_env=False).json()
+    return [int(worker["instance"].removeprefix("pid-")) for worker in answer["data"]]
+
+
+def test_worker_command_joins_the_gateway_of_a_given_registry(start, model, tmp_path):
+    with start(model) as serve:
+        ready = serve.read_until("ready")
+        shared = ["--redis-url", ready["redis_url"], "--store", str(tmp_path / "state" / "store")]
+        with start(model, *shared, command="worker", state="other") as worker:
+            joined = worker.read_until("worker")["pid"]
+            eventually(lambda: joined in heartbeats_of(ready))
+
+            assert worker.end(signal.SIGTERM) == 0
+
+        assert not is_alive(joined)
+        serve.end(signal.SIGTERM)
+
+
+def test_second_gateway_serves_from_a_given_registry(start, model):
+    with start(model) as first:
+        redis_url = first.read_until("ready")["redis_url"]
+        with start(model, "--redis-url", redis_url, state="other") as second:
+            ready = second.read_until("ready")
+            assert ready["pids"]["valkey"] is None
+            assert len(heartbeats_of(ready)) == 2
+            second.end(signal.SIGTERM)
+        first.end(signal.SIGTERM)
+
+
 def refusal_of(serve: Serve) -> str:
     """The one line that a refused start tells; nothing else is on stderr."""
     message = serve.read_until("failed")["message"]
@@ -226,6 +274,22 @@ def test_host_that_others_reach_needs_keys(start, model):
 def test_host_of_another_machine_is_one_line(start, model):
     with start(model, "--host", "192.0.2.1", "--api-key", "sesame") as serve:
         assert "isn't an address of this machine" in refusal_of(serve)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("redis://user:secret@127.0.0.1:9/0", "no Redis or Valkey answers at 127.0.0.1:9"),
+        ("unix:///no/such.sock", "no Redis or Valkey answers at /no/such.sock"),
+        ("127.0.0.1:6379", "--redis-url must begin with redis://"),
+    ],
+)
+def test_registry_that_does_not_answer_is_one_line_without_its_password(start, model, url, words):
+    with start(model, "--redis-url", url) as serve:
+        message = refusal_of(serve)
+
+    assert message.startswith(words)
+    assert "secret" not in json.dumps(serve.events)
 
 
 def test_missing_model_is_one_line(start):

@@ -5,12 +5,14 @@ import typer
 
 from gateway.cli import serve_options
 from gateway.cli.serve_options import (
+    EngineOptions,
     find_demo_adapters,
     is_loopback,
     parse_adapters,
     parse_memory,
     resolve_model,
 )
+from gateway.embedded import machine
 from gateway.embedded.errors import ServeRefused
 
 
@@ -57,6 +59,28 @@ def test_hub_id_is_left_as_it_is():
 def test_model_that_is_not_there_is_one_line(model):
     with pytest.raises(ServeRefused, match="no such model: "):
         resolve_model(model, None)
+
+
+def test_several_workers_share_cores_and_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(serve_options.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(machine, "available_memory_bytes", lambda: 8 << 30)
+    engine = EngineOptions(
+        model="model",
+        served_model_name=None,
+        dtype="auto",
+        device="cpu",
+        max_model_len=None,
+        max_num_seqs=64,
+        max_tokens_per_step=512,
+        block_size=16,
+        memory_bytes=None,
+    )
+
+    alone = engine.as_config(state_dir=tmp_path)
+    shared = engine.as_config(state_dir=tmp_path, num_workers=4)
+
+    assert (alone["num_threads"], alone["memory_bytes"]) == (None, None)
+    assert (shared["num_threads"], shared["memory_bytes"]) == (2, 1 << 30)
 
 
 def test_named_adapters_are_promoted(tmp_path):
