@@ -152,6 +152,7 @@ class AdapterLifecycle:
                         max_rank=result.max_rank,
                     )
                 except AdapterRefused as refused:
+                    result.image.unlink(missing_ok=True)
                     error = refused
                 else:
                     return [CallDone(call_id=call.call_id) for call in calls]
