@@ -24,20 +24,26 @@ from tests.engine.scheduler.worlds import (
 
 LORA_IDS = ("x", "y", "z")
 MAX_MODEL_LEN = 24
+REQUESTS = st.tuples(
+    st.integers(1, 8),  # num_prompt_tokens
+    st.sampled_from([12, 9, 6, 3, 1]),  # max_tokens
+    st.sampled_from([None, *LORA_IDS]),
+)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
     """The model: for each request, the tokens that have come out and whether it is over."""
 
     @initialize(
-        num_blocks=st.integers(2, 14),
-        block_size=st.integers(1, 4),
-        max_num_seqs=st.integers(1, 5),
-        max_tokens_per_step=st.integers(1, 12),
+        requests=st.lists(REQUESTS, min_size=3, max_size=8),
+        num_blocks=st.integers(5, 12),
+        block_size=st.integers(1, 3),
+        max_num_seqs=st.integers(2, 5),
+        max_tokens_per_step=st.integers(1, 9),
         max_resident=st.integers(1, 3),
         max_overtakes=st.integers(1, 4),
     )
-    def start(self, max_resident, **limits):
+    def start(self, requests, max_resident, **limits):
         self.limits = limits
         self.residency = FakeResidency(*LORA_IDS, max_resident=max_resident)
         self.scheduler = make_scheduler(
@@ -49,14 +55,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.num_steps = 0
         self.num_generated = 0
         self.plan = None
+        self.add_some(requests)
 
     # --- what clients and adapters do ---------------------------------------------------------
 
-    @rule(
-        num_prompt_tokens=st.integers(1, 15),
-        max_tokens=st.integers(1, 12),
-        lora_id=st.sampled_from([None, *LORA_IDS]),
-    )
+    @rule(requests=st.lists(REQUESTS, min_size=1, max_size=4))
+    def add_some(self, requests):
+        for request in requests:
+            self.add(*request)
+
     def add(self, num_prompt_tokens, max_tokens, lora_id):
         self.num_added += 1
         seq = make_sequence(
@@ -136,14 +143,12 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert chunk.lora_index == LORA_IDS.index(seq.lora_id)
 
     @precondition(lambda self: self.plan is not None)
-    @rule(data=st.data())
-    def commit(self, data):
+    @rule(unusual=st.dictionaries(st.integers(0, 4), st.sampled_from([EOS, None]), max_size=1))
+    def commit(self, unusual):
         plan, self.plan = self.plan, None
         sampled = sample_all(plan)
-        for position in sampled:
-            kind = data.draw(st.sampled_from(["go on"] * 8 + ["end", "broken"]))
-            if kind != "go on":
-                sampled[position] = SampledToken(token_id=EOS if kind == "end" else None)
+        for position in sampled.keys() & unusual.keys():
+            sampled[position] = SampledToken(token_id=unusual[position])
         outputs = self.scheduler.commit(plan, sampled)
         self.num_steps += 1
         expected = {c.sequence.request_id for c in plan.chunks if c.samples} & self.live.keys()
@@ -156,6 +161,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             if is_over(seq):
                 assert not seq.block_table
                 del self.live[output.request_id]
+
+    @rule(num_steps=st.integers(2, 9))
+    def run(self, num_steps):
+        for _ in range(num_steps):
+            self.load()
+            self.plan_step()
+            if self.plan is not None:
+                self.commit({})
 
     @invariant()
     def nothing_is_lost(self):
