@@ -10,9 +10,18 @@ from starlette.types import ASGIApp
 
 
 class _Server(uvicorn.Server):
+    """uvicorn without signal handlers, stopped by an event instead of a look at the clock."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.stop = asyncio.Event()
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def main_loop(self) -> None:
+        await self.stop.wait()
 
 
 @asynccontextmanager
@@ -33,7 +42,7 @@ async def served(app: ASGIApp) -> AsyncIterator[str]:
         try:
             yield f"http://127.0.0.1:{port}"
         finally:
-            server.should_exit = True
+            server.stop.set()
             await task
 
 
