@@ -1,30 +1,9 @@
 """Claims and leases: what sequences hold on adapters."""
 
 from collections.abc import Iterable
-from typing import Any, Protocol
 
+from engine.lora.residency import AdapterResidency, Lease
 from engine.sequence import Sequence
-
-
-class Lease(Protocol):
-    """One sequence's hold on a resident version."""
-
-    @property
-    def lora_index(self) -> int: ...
-
-
-class Residency(Protocol):
-    """What the scheduler asks of engine.lora.residency."""
-
-    def knows(self, lora_id: str) -> bool: ...
-
-    def claim(self, lora_id: str) -> None: ...
-
-    def unclaim(self, lora_id: str) -> None: ...
-
-    def lease(self, lora_id: str) -> Lease | None: ...
-
-    def release(self, lease: Any) -> None: ...
 
 
 class AdapterHolds:
@@ -35,7 +14,7 @@ class AdapterHolds:
     is held back by a closed queue has neither: what only such sequences want may be evicted.
     """
 
-    def __init__(self, residency: Residency | None) -> None:
+    def __init__(self, residency: AdapterResidency | None) -> None:
         self._residency = residency
         self._claims: set[Sequence] = set()
         self._leases: dict[Sequence, Lease] = {}

@@ -9,10 +9,11 @@ from engine.errors import (
     UnknownAdapter,
 )
 from engine.kvcache.cache_manager import CacheManager
+from engine.lora.residency import AdapterResidency
 from engine.protocol import SequenceOutput
 from engine.scheduler.counters import SchedulerCounters
 from engine.scheduler.fcfs_queue import FcfsQueue
-from engine.scheduler.holds import AdapterHolds, Residency
+from engine.scheduler.holds import AdapterHolds
 from engine.scheduler.plan import PlanBuilder, SampledToken, StepPlan
 from engine.scheduler.stop import find_finish_reason
 from engine.sequence import FinishReason, Sequence, SequenceStatus
@@ -44,7 +45,7 @@ class Scheduler:
         max_tokens_per_step: int,
         max_model_len: int,
         cache: CacheManager,
-        residency: Residency | None = None,
+        residency: AdapterResidency | None = None,
         max_waiting_seqs: int = 1024,
         max_overtakes: int = 128,
     ) -> None:
@@ -107,7 +108,11 @@ class Scheduler:
         return True
 
     def fail_waiting(self, lora_id: str) -> list[Sequence]:
-        """End and return the adapter's sequences that have not started."""
+        """End and return the adapter's sequences that have not started.
+
+        To be called before the next plan_step whenever the version begins to drain, for an unload
+        or since its load failed: a sequence of a version that is gone can't be planned.
+        """
         return self._end_all([s for s in self._waiting if not self._holds.has_lease(s)], lora_id)
 
     def abort_running(self, lora_id: str) -> list[Sequence]:

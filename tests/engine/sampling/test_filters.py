@@ -79,13 +79,13 @@ def test_tokens_of_equal_probability_are_kept_together():
 
 
 def test_a_nucleus_wider_than_the_first_candidates_is_found_whole():
-    vocab = 4 * filters._NUM_FIRST_CANDIDATES
-    logits = torch.linspace(1.0, 0.0, vocab).repeat(2, 1)
+    vocab = 4 * filters._NUM_FIRST_CANDIDATES * filters._GROWTH
+    logits = torch.linspace(1.0, 0.0, vocab).repeat(3, 1)
     probs = logits.softmax(-1)
-    kept = (keep_top_p(probs, [0.9, 0.01]) > 0).sum(-1).tolist()
+    kept = (keep_top_p(probs, [0.9, 0.01, 0.1]) > 0).sum(-1).tolist()
     sums = probs[0].double().cumsum(-1)
-    assert kept == [int((sums < 0.9).sum()) + 1, int((sums < 0.01).sum()) + 1]
-    assert kept[0] > filters._NUM_FIRST_CANDIDATES > kept[1]
+    assert kept == [int((sums < p).sum()) + 1 for p in (0.9, 0.01, 0.1)]
+    assert kept[0] > filters._NUM_FIRST_CANDIDATES * filters._GROWTH
 
 
 @pytest.mark.parametrize("k", [0, 4, 5, 10**6])

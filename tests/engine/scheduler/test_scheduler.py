@@ -7,7 +7,7 @@ from engine.scheduler.plan import SampledToken
 from engine.sequence import FinishReason, SequenceStatus
 from tests.engine.scheduler.worlds import (
     EOS,
-    FakeResidency,
+    Adapters,
     is_over,
     make_scheduler,
     make_sequence,
@@ -68,8 +68,8 @@ def test_no_more_than_max_num_seqs_run():
 
 
 def test_chunks_are_ordered_by_adapter_base_first():
-    residency = FakeResidency("x", "y")
-    residency.resident = {"x", "y"}
+    residency = Adapters("x", "y")
+    residency.make_resident("x", "y")
     scheduler = make_scheduler(residency=residency)
     for name, lora_id in zip("abcdef", ["y", "x", None, "y", None, "x"], strict=True):
         scheduler.add(make_sequence(name, lora_id=lora_id))
@@ -80,8 +80,8 @@ def test_chunks_are_ordered_by_adapter_base_first():
 
 
 def test_tokens_go_to_the_chunk_at_their_position():
-    residency = FakeResidency("x", "y")
-    residency.resident = {"x", "y"}
+    residency = Adapters("x", "y")
+    residency.make_resident("x", "y")
     scheduler = make_scheduler(residency=residency)
     seqs = [make_sequence(name, lora_id=lora) for name, lora in [("a", "y"), ("b", None)]]
     for seq in seqs:
@@ -184,7 +184,7 @@ class TestRefusals:
 
     def test_an_unknown_adapter_is_refused_with_and_without_adapters(self):
         self.refused(make_scheduler(), make_sequence(lora_id="x"), UnknownAdapter)
-        residency = FakeResidency("y")
+        residency = Adapters("y")
         scheduler = make_scheduler(residency=residency)
         self.refused(scheduler, make_sequence(lora_id="x"), UnknownAdapter)
         assert residency.num_holds == 0
@@ -241,8 +241,8 @@ class TestPreemption:
         assert scheduler.counters.num_preemptions > 0
 
     def test_a_preempted_sequence_keeps_its_lease(self):
-        residency = FakeResidency("x")
-        residency.resident = {"x"}
+        residency = Adapters("x")
+        residency.make_resident("x")
         scheduler = make_scheduler(num_blocks=5, block_size=2, residency=residency)
         for name in ("old", "young"):
             scheduler.add(make_sequence(name, num_prompt_tokens=3, max_tokens=6, lora_id="x"))
@@ -250,13 +250,13 @@ class TestPreemption:
             step(scheduler)
         assert (residency.leases["x"], residency.claims["x"]) == (2, 0)
         assert scheduler.fail_waiting("x") == []
-        residency.known.remove("x")  # an unload has begun: no new claim and no new lease
+        residency.unload("x")  # no new claim and no new lease from here on
         run_to_end(scheduler)
         assert residency.num_holds == 0
 
     def test_a_preempted_sequence_is_ended_with_the_running_ones_of_its_adapter(self):
-        residency = FakeResidency("x")
-        residency.resident = {"x"}
+        residency = Adapters("x")
+        residency.make_resident("x")
         scheduler = make_scheduler(num_blocks=5, block_size=2, residency=residency)
         for name in ("old", "young"):
             scheduler.add(make_sequence(name, num_prompt_tokens=3, max_tokens=6, lora_id="x"))
@@ -282,7 +282,7 @@ class TestAbort:
         assert make_scheduler().abort("nobody") is False
 
     def test_a_waiting_sequence_gives_its_claim_back(self):
-        residency = FakeResidency("x")
+        residency = Adapters("x")
         scheduler = make_scheduler(residency=residency)
         scheduler.add(make_sequence("a", lora_id="x"))
         assert residency.claims["x"] == 1
@@ -291,8 +291,8 @@ class TestAbort:
         assert not scheduler.has_work
 
     def test_a_running_sequence_gives_blocks_and_lease_back_at_once_between_steps(self):
-        residency = FakeResidency("x")
-        residency.resident = {"x"}
+        residency = Adapters("x")
+        residency.make_resident("x")
         scheduler = make_scheduler(residency=residency)
         scheduler.add(make_sequence("a", lora_id="x"))
         step(scheduler)
@@ -302,8 +302,8 @@ class TestAbort:
         assert scheduler.cache.pool.num_free_blocks == 100
 
     def test_during_a_step_blocks_and_lease_are_held_until_its_commit(self):
-        residency = FakeResidency("x")
-        residency.resident = {"x"}
+        residency = Adapters("x")
+        residency.make_resident("x")
         scheduler = make_scheduler(residency=residency)
         gone = make_sequence("gone", lora_id="x")
         scheduler.add(gone)
@@ -359,7 +359,7 @@ class TestAbort:
 
 class TestAdapters:
     def test_a_sequence_claims_while_it_waits_and_leases_while_it_runs(self):
-        residency = FakeResidency("x")
+        residency = Adapters("x")
         scheduler = make_scheduler(residency=residency)
         scheduler.add(make_sequence("a", lora_id="x"))
         assert scheduler.plan_step() is None
@@ -374,14 +374,14 @@ class TestAdapters:
         assert residency.num_holds == 0
 
     def test_a_sequence_whose_adapter_is_absent_is_passed_over(self):
-        residency = FakeResidency("x")
+        residency = Adapters("x")
         scheduler = make_scheduler(residency=residency)
         scheduler.add(make_sequence("absent", lora_id="x"))
         scheduler.add(make_sequence("base"))
         assert [o.request_id for o in step(scheduler)] == ["base"]
 
     def test_arrival_order_holds_again_once_the_adapter_is_resident(self):
-        residency = FakeResidency("x")
+        residency = Adapters("x")
         scheduler = make_scheduler(residency=residency, max_num_seqs=1)
         for name, lora_id in [("absent", "x"), ("b", None), ("c", None)]:
             scheduler.add(make_sequence(name, lora_id=lora_id, max_tokens=1))
@@ -390,8 +390,8 @@ class TestAdapters:
         assert [o.request_id for o in step(scheduler)] == ["absent"]
 
     def test_without_blocks_the_lease_is_given_back_and_all_behind_wait(self):
-        residency = FakeResidency("x")
-        residency.resident = {"x"}
+        residency = Adapters("x")
+        residency.make_resident("x")
         scheduler = make_scheduler(num_blocks=6, block_size=4, residency=residency)
         scheduler.add(make_sequence("big", num_prompt_tokens=12, max_tokens=4))
         step(scheduler)
@@ -402,7 +402,7 @@ class TestAdapters:
         assert (residency.claims["x"], residency.leases["x"]) == (1, 0)
 
     def test_a_cold_adapter_behind_a_hot_one_gets_its_turn(self):
-        residency = FakeResidency("hot", "cold", max_resident=1)
+        residency = Adapters("hot", "cold", max_resident=1)
         scheduler = make_scheduler(residency=residency, max_num_seqs=2, max_overtakes=5)
         for i in range(3):
             scheduler.add(make_sequence(f"hot{i}", lora_id="hot"))
@@ -427,8 +427,8 @@ class TestAdapters:
         assert residency.num_holds == 0
 
     def test_the_base_goes_on_behind_a_closed_queue(self):
-        residency = FakeResidency("hot", "cold")
-        residency.resident = {"hot"}
+        residency = Adapters("hot", "cold")
+        residency.make_resident("hot")
         scheduler = make_scheduler(residency=residency, max_overtakes=1)
         scheduler.add(make_sequence("cold", lora_id="cold"))
         for i in range(3):
@@ -441,8 +441,8 @@ class TestAdapters:
         assert scheduler.num_running == 5
 
     def test_unload_ends_the_waiting_ones_first_and_the_running_ones_when_asked(self):
-        residency = FakeResidency("x", "y")
-        residency.resident = {"x", "y"}
+        residency = Adapters("x", "y")
+        residency.make_resident("x", "y")
         scheduler = make_scheduler(residency=residency, max_num_seqs=2)
         for name, lora_id in [("a", "x"), ("b", "y"), ("c", "x"), ("d", "y")]:
             scheduler.add(make_sequence(name, lora_id=lora_id))
@@ -455,8 +455,8 @@ class TestAdapters:
 
 
 def test_counters_say_what_was_computed():
-    residency = FakeResidency("x", "y")
-    residency.resident = {"x", "y"}
+    residency = Adapters("x", "y")
+    residency.make_resident("x", "y")
     scheduler = make_scheduler(residency=residency)
     scheduler.add(make_sequence("a", num_prompt_tokens=5, max_tokens=1))
     step(scheduler)

@@ -15,7 +15,7 @@ from engine.scheduler.plan import SampledToken
 from engine.sequence import SequenceStatus
 from tests.engine.scheduler.worlds import (
     EOS,
-    FakeResidency,
+    Adapters,
     is_over,
     make_scheduler,
     make_sequence,
@@ -45,7 +45,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def start(self, requests, max_resident, **limits):
         self.limits = limits
-        self.residency = FakeResidency(*LORA_IDS, max_resident=max_resident)
+        self.residency = Adapters(*LORA_IDS, max_resident=max_resident)
         self.scheduler = make_scheduler(
             residency=self.residency, max_model_len=MAX_MODEL_LEN, max_waiting_seqs=12, **limits
         )
@@ -55,6 +55,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.num_steps = 0
         self.num_generated = 0
         self.plan = None
+        self.loading = None
         self.add_some(requests)
 
     # --- what clients and adapters do ---------------------------------------------------------
@@ -88,23 +89,45 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert is_over(self.live.pop(request_id))
 
     @rule()
-    def load(self):
-        self.residency.load_next()
+    def begin_load(self):
+        if self.loading is None:
+            self.loading = self.residency.next_load()
+
+    @rule(fails=st.booleans())
+    def end_load(self, fails):
+        load, self.loading = self.loading, None
+        if load is None:
+            return
+        if fails:
+            self.residency.load_failed(load.lora_id, "torn image")
+            self.take_ended(self.scheduler.fail_waiting(load.lora_id), load.lora_id)
+            self.add_again()
+        else:
+            self.residency.loaded(load.lora_id)
 
     @rule(lora_id=st.sampled_from(LORA_IDS))
-    def evict(self, lora_id):
-        if self.residency.is_evictable(lora_id):
-            self.residency.resident.discard(lora_id)
+    def begin_unload(self, lora_id):
+        self.take_ended(self.scheduler.fail_waiting(lora_id), lora_id)
+        if self.residency.knows(lora_id):
+            self.residency.unload(lora_id)
 
-    @rule(lora_id=st.sampled_from(LORA_IDS), abort_running=st.booleans())
-    def unload_and_load_again(self, lora_id, abort_running):
-        ended = self.scheduler.fail_waiting(lora_id)
-        if abort_running:
-            ended += self.scheduler.abort_running(lora_id)
-            assert all(seq.lora_id != lora_id for seq in self.live.values() if not is_over(seq))
+    @rule(lora_id=st.sampled_from(LORA_IDS))
+    def end_unload(self, lora_id):
+        if self.residency.is_draining(lora_id):
+            self.take_ended(self.scheduler.abort_running(lora_id), lora_id)
+            assert all(seq.lora_id != lora_id for seq in self.live.values())
+        self.add_again()
+
+    def take_ended(self, ended, lora_id):
         for seq in ended:
             assert seq.lora_id == lora_id
+            assert is_over(seq)
             del self.live[seq.request_id]
+
+    def add_again(self):
+        for lora_id in LORA_IDS:
+            if not self.residency.knows(lora_id) and not self.residency.is_draining(lora_id):
+                self.residency.add_one(lora_id)
 
     # --- what the core does -------------------------------------------------------------------
 
@@ -139,8 +162,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             if seq.lora_id is None:
                 assert chunk.lora_index is None
             else:
-                assert seq.lora_id in self.residency.resident
-                assert chunk.lora_index == LORA_IDS.index(seq.lora_id)
+                assert self.residency.leases[seq.lora_id] > 0
+                if self.residency.knows(seq.lora_id):
+                    assert chunk.lora_index == self.residency.lora_index_of(seq.lora_id)
 
     @precondition(lambda self: self.plan is not None)
     @rule(unusual=st.dictionaries(st.integers(0, 4), st.sampled_from([EOS, None]), max_size=1))
@@ -165,7 +189,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(num_steps=st.integers(2, 9))
     def run(self, num_steps):
         for _ in range(num_steps):
-            self.load()
+            self.begin_load()
+            self.end_load(fails=False)
             self.plan_step()
             if self.plan is not None:
                 self.commit({})
@@ -179,8 +204,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert counters.num_steps == self.num_steps
         assert counters.num_tokens_generated == self.num_generated
         assert counters.num_steps_with_several_adapters <= counters.num_steps_with_several_chunks
-        assert min(self.residency.claims.values(), default=0) >= 0
-        assert min(self.residency.leases.values(), default=0) >= 0
+        self.residency.check_invariants()
 
     def teardown(self):
         if not hasattr(self, "scheduler"):
@@ -200,7 +224,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert self.scheduler.cache.pool.num_free_blocks == self.limits["num_blocks"]
 
     def bring_on(self):
-        self.residency.load_next()
+        self.add_again()
+        self.begin_load()
+        self.end_load(fails=False)
         plan = self.scheduler.plan_step()
         if plan is not None:
             self.scheduler.commit(plan, sample_all(plan))

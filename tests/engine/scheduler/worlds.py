@@ -1,10 +1,12 @@
-"""A scheduler with a model that has no weights, and adapters that have no rows."""
+"""A scheduler with a model that has no weights, and adapters whose rows nobody writes."""
 
-from collections import Counter
-from dataclasses import dataclass
+import itertools
+from pathlib import Path
 
 from engine.kvcache.block_pool import BlockPool
 from engine.kvcache.cache_manager import CacheManager
+from engine.lora.arena_allocator import ArenaAllocator
+from engine.lora.residency import AdapterResidency
 from engine.protocol import SamplingParams, SequenceOutput
 from engine.scheduler.plan import SampledToken, StepPlan
 from engine.scheduler.scheduler import Scheduler
@@ -13,67 +15,42 @@ from engine.sequence import Sequence, SequenceStatus
 EOS = 999
 
 
-@dataclass(frozen=True, slots=True)
-class FakeLease:
-    lora_id: str
-    lora_index: int
-
-
-class FakeResidency:
-    """Adapters that become resident when told to, or by next_load under a limit of rows."""
+class Adapters(AdapterResidency):
+    """The real residency over an arena that has room for `max_resident` adapters of one row."""
 
     def __init__(self, *lora_ids, max_resident=100):
-        self.known = list(lora_ids)
-        self.resident = set()
-        self.claims = Counter()
-        self.leases = Counter()
-        self.max_resident = max_resident
-        self._claim_order = []
+        allocator = {"attention": ArenaAllocator(max_resident)}
+        super().__init__(allocator=allocator, clock=itertools.count().__next__)
+        for lora_id in lora_ids:
+            self.add_one(lora_id)
 
-    def knows(self, lora_id):
-        return lora_id in self.known
-
-    def claim(self, lora_id):
-        assert self.knows(lora_id), "no claim on an unknown or draining version"
-        if self.claims[lora_id] == 0:
-            self._claim_order.append(lora_id)
-        self.claims[lora_id] += 1
-
-    def unclaim(self, lora_id):
-        assert self.claims[lora_id] > 0
-        self.claims[lora_id] -= 1
-        if self.claims[lora_id] == 0:
-            self._claim_order.remove(lora_id)
-
-    def lease(self, lora_id):
-        if lora_id not in self.resident or not self.knows(lora_id):
-            return None
-        self.leases[lora_id] += 1
-        return FakeLease(lora_id, self.known.index(lora_id))
-
-    def release(self, lease):
-        assert self.leases[lease.lora_id] > 0
-        self.leases[lease.lora_id] -= 1
-
-    def is_evictable(self, lora_id):
-        return self.leases[lora_id] == 0 and self.claims[lora_id] == 0
+    def add_one(self, lora_id):
+        self.add(lora_id, image=Path(lora_id), num_rows={"attention": 1}, max_rank=1)
 
     def load_next(self):
-        """Make the oldest claimed absent version resident, if a place can be had."""
-        for lora_id in self._claim_order:
-            if lora_id in self.resident:
-                continue
-            if len(self.resident) >= self.max_resident:
-                evictable = sorted(filter(self.is_evictable, self.resident))
-                if not evictable:
-                    return
-                self.resident.discard(evictable[0])
-            self.resident.add(lora_id)
-            return
+        """Begin and end the load of the oldest claimed absent version, if rows can be had."""
+        load = self.next_load()
+        if load is not None:
+            self.loaded(load.lora_id)
 
-    def forget(self, lora_id):
-        self.known[self.known.index(lora_id)] = None
-        self.resident.discard(lora_id)
+    def make_resident(self, *lora_ids):
+        for lora_id in lora_ids:
+            self.claim(lora_id)
+            self.load_next()
+            self.unclaim(lora_id)
+
+    def lora_index_of(self, lora_id):
+        lease = self.lease(lora_id)
+        self.release(lease)
+        return lease.lora_index
+
+    @property
+    def claims(self):
+        return {status.lora_id: status.num_claims for status in self.statuses()}
+
+    @property
+    def leases(self):
+        return {status.lora_id: status.num_leases for status in self.statuses()}
 
     @property
     def num_holds(self):
