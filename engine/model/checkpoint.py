@@ -26,7 +26,7 @@ class Checkpoint:
         self.files = weight_files(directory)
         self._handle_of: dict[str, Any] = {}
         for file in self.files:
-            with _words_for(file):
+            with _words_for(file.name):
                 handle: Any = safe_open(file, framework="pt")
                 for name in handle.keys():  # noqa: SIM118 - not a mapping
                     if name in self._handle_of:
@@ -53,7 +53,7 @@ class Checkpoint:
 
     def copy_into(self, out: torch.Tensor, name: str) -> None:
         """Write a tensor into `out` of the same shape, converted to its format."""
-        with _words_for(Path(name)):
+        with _words_for(f"tensor {name}"):
             out.copy_(self._handle_of[name].get_tensor(name))
 
 
@@ -88,8 +88,8 @@ def _sharded_files(directory: Path) -> tuple[Path, ...]:
 
 
 @contextmanager
-def _words_for(file: Path) -> Iterator[None]:
+def _words_for(what: str) -> Iterator[None]:
     try:
         yield
     except (SafetensorError, OSError) as error:
-        raise InvalidModel(f"{file.name} can't be read as safetensors: {error}") from error
+        raise InvalidModel(f"{what} can't be read as safetensors: {error}") from error

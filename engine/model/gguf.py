@@ -1,7 +1,7 @@
 """Lays a GGUF file out, once, as a Hugging Face directory that everything else can load."""
 
+import fcntl
 import hashlib
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -65,14 +65,16 @@ def convert_gguf(path: Path, *, models_dir: Path, progress: Callable[[str], None
     directory = models_dir / key
     if directory.is_dir():
         return directory
-    progress(f"converting {path.name} (once)")
-    models_dir.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{key}-", dir=models_dir))
-    try:
-        _write_directory(path, staging)
-        _put_in_place(staging, directory)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+    with _words_for(path), _only_converter(models_dir, key):
+        if not directory.is_dir():
+            progress(f"converting {path.name} (once)")
+            _remove_leftovers(models_dir, key)
+            staging = Path(tempfile.mkdtemp(prefix=f".{key}-", dir=models_dir))
+            try:
+                _write_directory(path, staging)
+                staging.rename(directory)
+            finally:
+                shutil.rmtree(staging, ignore_errors=True)
     return directory
 
 
@@ -114,40 +116,42 @@ class _SourceTensor:
 
 
 def _write_directory(path: Path, directory: Path) -> None:
-    with _words_for(path):
-        reader = gguf.GGUFReader(path)
-        metadata = GgufMetadata({key: field.contents() for key, field in reader.fields.items()})
-        if metadata.whole("split.count", default=1) > 1:
-            raise InvalidModel(f"{path.name} is one part of several; merge them into one file")
-        config = _config(metadata, reader.tensors)
-        max_model_len = config["max_position_embeddings"]
-        texts = {
-            "config.json": as_json(config),
-            "generation_config.json": as_json(generation_config(metadata)),
-            "tokenizer.json": tokenizer_json(metadata),
-            "tokenizer_config.json": as_json(
-                tokenizer_config(metadata, max_model_len=max_model_len)
-            ),
-        }
-        for name, text in texts.items():
-            (directory / name).write_text(text, encoding="utf-8")
-        sources = _sources(reader.tensors, config)
-        plans = [
-            TensorPlan(
-                name=name,
-                dtype=_FLOATS.get(source.kind, "F32"),
-                shape=source.shape,
-                values=source.values,
-            )
-            for name, source in sources.items()
-        ]
-        write_safetensors(directory / "model.safetensors", plans)
+    reader = gguf.GGUFReader(path)
+    metadata = GgufMetadata({key: field.contents() for key, field in reader.fields.items()})
+    if metadata.whole("split.count", default=1) > 1:
+        raise InvalidModel(f"{path.name} is one part of several; merge them into one file")
+    config = _config(metadata, reader.tensors)
+    max_model_len = config["max_position_embeddings"]
+    texts = {
+        "config.json": as_json(config),
+        "generation_config.json": as_json(generation_config(metadata)),
+        "tokenizer.json": tokenizer_json(metadata),
+        "tokenizer_config.json": as_json(tokenizer_config(metadata, max_model_len=max_model_len)),
+    }
+    for name, text in texts.items():
+        (directory / name).write_text(text, encoding="utf-8")
+    plans = [
+        TensorPlan(
+            name=name,
+            dtype=_FLOATS.get(source.kind, "F32"),
+            shape=source.shape,
+            values=source.values,
+        )
+        for name, source in _sources(reader.tensors, config).items()
+    ]
+    write_safetensors(directory / "model.safetensors", plans)
 
 
 def _config(metadata: GgufMetadata, tensors: list[Any]) -> dict[str, Any]:
     by_name = {tensor.name: tensor for tensor in tensors}
     if "token_embd.weight" not in by_name:
         raise InvalidModel("the GGUF file has no token_embd.weight")
+    vocab_size = int(by_name["token_embd.weight"].shape[1])
+    num_tokens = len(metadata.items("tokenizer.ggml.tokens"))
+    if num_tokens > vocab_size:
+        raise InvalidModel(
+            f"the GGUF file's tokenizer has {num_tokens} tokens, its embedding only {vocab_size}"
+        )
     kinds = {tensor.tensor_type.name for tensor in tensors if len(tensor.shape) > 1}
     dtype = {frozenset({"F32"}): "float32", frozenset({"F16"}): "float16"}.get(
         frozenset(kinds), "bfloat16"
@@ -155,7 +159,7 @@ def _config(metadata: GgufMetadata, tensors: list[Any]) -> dict[str, Any]:
     divisors = by_name.get(_ROPE_FREQS)
     return hf_config(
         metadata,
-        vocab_size=int(by_name["token_embd.weight"].shape[1]),
+        vocab_size=vocab_size,
         tensor_names=frozenset(by_name),
         rope_divisors=None if divisors is None else torch.from_numpy(divisors.data.copy()),
         dtype=dtype,
@@ -190,18 +194,19 @@ def _hf_name(gguf_name: str) -> str | None:
     return None
 
 
-def _put_in_place(staging: Path, directory: Path) -> None:
-    try:
-        staging.rename(directory)
-    except OSError:
-        # Somebody else has converted the same file meanwhile; the content is the same.
-        if not directory.is_dir():
-            raise
-    parent = os.open(directory.parent, os.O_RDONLY)
-    try:
-        os.fsync(parent)
-    finally:
-        os.close(parent)
+@contextmanager
+def _only_converter(models_dir: Path, key: str) -> Iterator[None]:
+    """Hold the lock of one file's conversion; who comes second finds the result."""
+    models_dir.mkdir(parents=True, exist_ok=True)
+    with (models_dir / f".{key}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # given back when the file is closed, or by our death
+        yield
+
+
+def _remove_leftovers(models_dir: Path, key: str) -> None:
+    """Remove what conversions that were killed have left; the caller holds the lock."""
+    for leftover in models_dir.glob(f".{key}-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 @contextmanager
@@ -210,5 +215,7 @@ def _words_for(path: Path) -> Iterator[None]:
         yield
     except NotImplementedError as error:
         raise InvalidModel(f"{path.name} has tensors that can't be dequantised: {error}") from error
-    except (ValueError, IndexError, KeyError, UnicodeDecodeError) as error:
+    except (ValueError, IndexError, KeyError) as error:
         raise InvalidModel(f"{path.name} can't be read as GGUF: {error}") from error
+    except OSError as error:
+        raise InvalidModel(f"{path.name} can't be converted: {error.strerror}") from error

@@ -1,4 +1,4 @@
-"""Checkpoints by hub id: the config first, so that a refusal costs no download."""
+"""Checkpoints by hub id: config and tokenizer first, so that a refusal costs no download."""
 
 import re
 from collections.abc import Callable
@@ -31,22 +31,32 @@ def fetch_from_hub(hub_id: str, *, progress: Callable[[str], None]) -> Path:
     """Return the local directory of a hub checkpoint, downloading what isn't in the cache.
 
     HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE mean what they mean to huggingface_hub.
-    Raises InvalidModel if the config names an unsupported model, before any weight is fetched,
-    and for every reason why the hub doesn't give the files.
+    Raises InvalidModel if the config names an unsupported model or the tokenizer is missing, before
+    any weight is fetched, and for every reason why the hub doesn't give the files.
     """
     # Imported here because it is slow, and a local model has no use for it.
     from huggingface_hub import hf_hub_download, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RemoteEntryNotFoundError,
+    )
 
     try:
         progress(f"asking the hub for {hub_id}")
         spec_from_hf_config(read_json(Path(hf_hub_download(hub_id, "config.json"))))
+        hf_hub_download(hub_id, "tokenizer.json")
         progress(f"downloading {hub_id}")
         return Path(snapshot_download(hub_id, allow_patterns=_NEEDED))
     except LocalEntryNotFoundError as error:
         raise InvalidModel(
             f"{hub_id!r} is no local directory or file, it isn't in the local hub cache, and "
             "the hub can't be reached"
+        ) from error
+    except RemoteEntryNotFoundError as error:
+        raise InvalidModel(
+            f"{hub_id!r} has no config.json or no tokenizer.json on the hub, and both are needed"
         ) from error
     except (HfHubHTTPError, HFValidationError) as error:
         raise InvalidModel(

@@ -13,8 +13,8 @@ import engine.model.gguf as gguf_module
 from engine.errors import InvalidModel
 from engine.model.rotary import inverse_frequencies
 from engine.model.spec import RopeKind, RopeSpec
-from tests.engine.model.checkpoints import random_model, reference_logits
-from tests.engine.model.gguf_files import write_gguf
+from tests.engine.model.checkpoints import VOCAB_SIZE, random_model, reference_logits
+from tests.engine.model.gguf_files import vocabulary, write_gguf
 from tests.engine.model.paged_run import load, paged_logits
 
 PROMPT = [5, 17, 99, 3, 3, 42, 180, 7, 21, 60, 11]
@@ -136,7 +136,8 @@ def test_a_truncated_file_is_refused_and_leaves_nothing(num_bytes: int, tmp_path
     path.write_bytes(path.read_bytes()[:num_bytes])
     with pytest.raises(InvalidModel, match=r"a\.gguf"):
         load(path, tmp_path / "state")
-    assert [entry.name for entry in (tmp_path / "state" / "models").iterdir()] == ["digests.json"]
+    left = {entry.suffix for entry in (tmp_path / "state" / "models").iterdir()}
+    assert left == {".json", ".lock"}
 
 
 def test_a_file_is_converted_once(tmp_path: Path) -> None:
@@ -148,6 +149,33 @@ def test_a_file_is_converted_once(tmp_path: Path) -> None:
     assert again.model_dir == first.model_dir
     assert again.identity == first.identity
     assert weights.stat().st_mtime_ns == made_ns
+
+
+def test_what_a_killed_conversion_left_is_removed(tmp_path: Path) -> None:
+    path = write_gguf(random_model("smollm2"), tmp_path / "a.gguf")
+    directory = load(path, tmp_path / "state").model_dir
+    directory.rename(directory.with_name(f".{directory.name}-killed"))
+    assert load(path, tmp_path / "state").model_dir == directory
+    directories = [entry for entry in directory.parent.iterdir() if entry.is_dir()]
+    assert directories == [directory]
+
+
+def test_a_state_folder_that_cannot_be_written_is_said_in_words(tmp_path: Path) -> None:
+    path = write_gguf(random_model("smollm2"), tmp_path / "a.gguf")
+    (tmp_path / "state").write_text("a file, not a folder")
+    with pytest.raises(InvalidModel, match=r"a\.gguf can't be converted"):
+        load(path, tmp_path / "state")
+
+
+def test_a_vocabulary_larger_than_the_embedding_is_refused(tmp_path: Path) -> None:
+    tokens, types = vocabulary(VOCAB_SIZE + 1)
+    keys = {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [int(kind) for kind in types],
+    }
+    path = write_gguf(random_model("smollm2"), tmp_path / "a.gguf", keys=keys)
+    with pytest.raises(InvalidModel, match=r"212 tokens.*211"):
+        load(path, tmp_path / "state")
 
 
 def test_end_tokens_come_from_the_file(tmp_path: Path) -> None:

@@ -104,6 +104,15 @@ def test_an_unsupported_model_is_refused_before_its_weights_are_fetched(
     assert hub.downloaded() == {"config.json"}
 
 
+def test_a_missing_tokenizer_is_refused_before_the_weights_are_fetched(
+    hub: Hub, tmp_path: Path
+) -> None:
+    (tmp_path / "good" / "tokenizer.json").unlink()
+    answer = run(FETCH, "someone/good", endpoint=hub.endpoint, directory=tmp_path)
+    assert "tokenizer.json" in answer["error"]
+    assert hub.downloaded() == {"config.json"}
+
+
 def test_an_unknown_hub_id_is_refused_in_words(hub: Hub, tmp_path: Path) -> None:
     answer = run(FETCH, "someone/nothing", endpoint=hub.endpoint, directory=tmp_path)
     assert "someone/nothing" in answer["error"]

@@ -65,19 +65,18 @@ def test_a_sliding_window_caps_the_context_so_that_it_never_matters(tmp_path: Pa
     assert (logits - reference_logits(model, prompt)).abs().max() <= MAX_GAP
 
 
-@pytest.mark.parametrize("variant", ["llama3", "qwen3"])
-def test_bf16_agrees_with_transformers_in_bf16(variant: str, tmp_path: Path) -> None:
-    """Grade E2: the same choice at nearly every position."""
+@pytest.mark.parametrize("variant", ["llama3", "llama-bias", "qwen3"])
+def test_bf16_is_as_close_to_fp32_as_transformers_bf16(variant: str, tmp_path: Path) -> None:
+    """In bf16 two right implementations differ, so both are held against the fp32 truth."""
     model = random_model(variant).to(torch.bfloat16)
     loaded = load(save(model, tmp_path / "model"), tmp_path / "state", dtype="auto")
     assert loaded.dtype == torch.bfloat16
     prompts = random_prompts([60, 60, 60])
-    computed = paged_logits(loaded.decoder, prompts, chunk_sizes=(1, 9))
-    agreements = [
-        (logits.argmax(-1) == reference_logits(model, prompt).argmax(-1)).float().mean()
-        for prompt, logits in zip(prompts, computed, strict=True)
-    ]
-    assert sum(agreements) / len(agreements) >= 0.97
+    ours = torch.cat(paged_logits(loaded.decoder, prompts, chunk_sizes=(1, 9)))
+    theirs = torch.cat([reference_logits(model, prompt) for prompt in prompts])
+    model.float()
+    truth = torch.cat([reference_logits(model, prompt) for prompt in prompts])
+    assert (ours - truth).abs().mean() <= 1.1 * (theirs - truth).abs().mean()
 
 
 def test_fp16_weights_run_as_bf16(tmp_path: Path) -> None:
