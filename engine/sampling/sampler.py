@@ -8,6 +8,7 @@ from torch import Tensor
 
 from engine.protocol import SamplingParams, TokenLogprob
 from engine.sampling.filters import keep_top_k, keep_top_p
+from engine.sampling.inverse import invert
 from engine.sampling.logprobs import token_logprobs
 from engine.sampling.noise import uniform
 from engine.scheduler.plan import SampledToken
@@ -59,23 +60,11 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
 
 
 def _draw(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
-    """Draw from logits [num_rows, vocab] whose largest is 0 in each row.
-
-    The inverse of the distribution function in the order of token ids: without a sort, a small
-    change of the logits moves few draws, however many tokens are about equally likely.
-    """
-    device = logits.device
-    temperature = torch.tensor([[row.params.temperature] for row in rows], device=device)
+    """Draw from logits [num_rows, vocab] whose largest is 0 in each row."""
+    temperature = torch.tensor([[row.params.temperature] for row in rows], device=logits.device)
     kept = keep_top_k(logits / temperature, [row.params.top_k for row in rows])
     probs = keep_top_p(kept.softmax(-1), [row.params.top_p for row in rows])
-    sums = probs.cumsum(-1, dtype=torch.float64)  # [num_rows, vocab]
-    noise = torch.tensor(
-        [[uniform(row.seed, row.position)] for row in rows], dtype=torch.float64, device=device
-    )
-    # The first sum above the target: a token of probability 0 adds nothing, so is never it.
-    found = torch.searchsorted(sums, noise * sums[:, -1:], right=True)
-    token_ids: list[int] = found.squeeze(-1).tolist()
-    return token_ids
+    return invert(probs, [uniform(row.seed, row.position) for row in rows])
 
 
 def _logprobs(
