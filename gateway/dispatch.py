@@ -54,17 +54,19 @@ class Answer:
     first_events: list[bytes] = field(default_factory=list)
     cutter: EventCutter = field(default_factory=EventCutter)
 
-    async def events(self) -> AsyncIterator[list[bytes]]:
-        """Yield the events of a stream as they come, several at once where they come so.
+    async def next_events(self) -> list[bytes] | None:
+        """Return the events that have come, one or several at once, or None after the last.
 
         Raises WorkerCallFailed or EventTooLong where the stream breaks.
         """
         assert self.stream is not None
-        yield self.first_events
-        async for piece in self.stream.pieces():
+        events, self.first_events = self.first_events, []
+        while not events:
+            piece = await self.stream.next_piece()
+            if piece is None:
+                return None
             events = self.cutter.feed(piece)
-            if events:
-                yield events
+        return events
 
 
 class Dispatcher:
@@ -151,7 +153,7 @@ class Dispatcher:
             if call.loads_adapter and lora_id is not None and digest is not None:
                 await driver.ensure_loaded(worker, lora_id=lora_id, digest=digest)
             stream = await driver.open(
-                worker, call.path, call.body, public_model=call.target.public_name, headers={}
+                worker, call.path, call.body, public_model=call.target.public_name
             )
             if stream.status == 200:
                 return stream
@@ -168,7 +170,7 @@ async def _begin(worker: WorkerView, stream: WorkerStream, *, streams: bool) -> 
         return Answer(worker=worker, whole=await stream.read())
     answer = Answer(worker=worker, stream=stream)
     try:
-        async for piece in stream.pieces():
+        while (piece := await stream.next_piece()) is not None:
             events = answer.cutter.feed(piece)
             answer.first_events += events
             if any(not is_comment(event) for event in events):

@@ -96,7 +96,7 @@ class InferenceResponse(Response):
 
     async def _pump(self, answer: Answer, counter: "_StreamCounter", send: Send) -> None:
         try:
-            async for events in answer.events():
+            while (events := await answer.next_events()) is not None:
                 shown = counter.take(events)
                 if shown:
                     await send({"type": "http.response.body", "body": shown, "more_body": True})

@@ -5,7 +5,7 @@ WorkerCallFailed
 └── WorkerSilent        connected, but no byte within the limit
 """
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -63,17 +63,16 @@ class WorkerStream:
     def headers(self) -> Mapping[str, str]:
         return self._response.headers
 
-    async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield bytes as they come. Raises WorkerCallFailed where the connection breaks."""
+    async def next_piece(self) -> bytes | None:
+        """Return the next bytes, or None after the last. Raises WorkerCallFailed if cut off."""
         with _translated():
-            async for piece in self._pieces:
-                yield piece
+            return await anext(self._pieces, None)
 
     async def read(self) -> WorkerAnswer:
         """Return the rest of the body as a whole answer, and close."""
         try:
             body = bytearray()
-            async for piece in self.pieces():
+            while (piece := await self.next_piece()) is not None:
                 body += piece
             return WorkerAnswer(status=self.status, headers=self.headers, body=bytes(body))
         finally:

@@ -268,7 +268,7 @@ async def test_generation_guards_a_move(world, peft_adapters):
         ("PUT", "/v1/adapters/pirate/aliases/prod", {"version": "v7"}, 404),
         ("PUT", "/v1/adapters/pirate/aliases/prod", {"version": "nope"}, 404),
         ("PUT", "/v1/adapters/pirate/aliases/v1", {"version": "v1"}, 400),
-        ("PUT", "/v1/adapters/pirate/aliases/prod", {"versoin": "v1"}, 400),
+        ("PUT", "/v1/adapters/pirate/aliases/prod", {"to": "v1"}, 400),
         ("POST", "/v1/adapters/nope/rollback", None, 404),
         ("POST", "/v1/adapters/pirate/rollback", None, 409),
         ("POST", "/v1/adapters/pirate/rollback", {"alias": "nope"}, 404),

@@ -1,7 +1,6 @@
 """What the gateway asks of any kind of worker."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 
 from gateway.workers.client import WorkerStream
 from gateway.workers.placement import WorkerView
@@ -34,6 +33,5 @@ class WorkerDriver(ABC):
         body: bytes,
         *,
         public_model: str,
-        headers: Mapping[str, str],
     ) -> WorkerStream:
         """Send a request; answers name `public_model`. Raises WorkerCallFailed."""

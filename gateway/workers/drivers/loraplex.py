@@ -1,7 +1,7 @@
 """Our own workers: adapters by path, public names by header."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from gateway.workers.client import WorkerClient, WorkerStream
@@ -62,10 +62,9 @@ class LoraplexDriver(WorkerDriver):
         body: bytes,
         *,
         public_model: str,
-        headers: Mapping[str, str],
     ) -> WorkerStream:
         return await self._client.open(
-            worker.address, path, body, headers={**headers, MODEL_HEADER: public_model}
+            worker.address, path, body, headers={MODEL_HEADER: public_model}
         )
 
     async def aclose(self) -> None:
