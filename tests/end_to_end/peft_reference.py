@@ -87,4 +87,6 @@ class PeftReference:
     def logits(self, token_ids: list[int], *, name: str | None) -> torch.Tensor:
         """Return logits [num_tokens, vocab] of a whole sequence at once."""
         with self.applying(name):
-            return self.model(input_ids=torch.tensor([token_ids]), use_cache=False).logits[0].float()
+            return (
+                self.model(input_ids=torch.tensor([token_ids]), use_cache=False).logits[0].float()
+            )
