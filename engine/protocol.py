@@ -13,7 +13,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens are chosen for one request.
 
     temperature 0 is greedy. top_k 0 means all. `seed` None lets the core draw one.
-    num_logprobs: None for none, n for the sampled token's and the n most likely tokens'.
+    n                    samples of one prompt; each draws its own noise
+    min_p                keeps tokens at least this likely, relative to the most likely one; 0: all
+    repetition_penalty   over prompt and answer; divides positive logits, multiplies negative ones
+    presence_penalty     taken off once for each token that the answer has
+    frequency_penalty    taken off for each time that the answer has it
+    logit_bias           added to logits, by token id
+    min_tokens           no end or stop token before the answer has as many
+    num_logprobs         None for none, n for the sampled token's and the n most likely tokens'
+    num_prompt_logprobs  the same for the tokens of the prompt; reads no cache
     Stop strings are the server's business, since they need text; ids are the core's.
     """
 
@@ -25,18 +33,34 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     num_logprobs: int | None = None
+    n: int = 1
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    min_tokens: int = 0
+    num_prompt_logprobs: int | None = None
 
 
 # --- commands: server to core ------------------------------------------------------------------
 
 
 class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Start one request. `lora_id` None is the base; an unknown one fails, never runs the base."""
+    """Start one request. `lora_id` None is the base; an unknown one fails, never runs the base.
+
+    cache_salt   requests share cached blocks only with requests of the same salt
+    tenant       whose share of the engine it takes
+    priority     lower runs first; within one, shares are fair
+    """
 
     request_id: str
     prompt_ids: list[int]
     params: SamplingParams
     lora_id: str | None = None
+    cache_salt: str = ""
+    tenant: str = ""
+    priority: int = 0
 
 
 class AbortRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -130,8 +154,10 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 
 
 class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """What one step brought for one request.
+    """What one step brought for one sample of one request.
 
+    prompt_logprobs  once, in the first output of sample 0 when asked for: None for the first
+                     token, then as logprobs
     logprobs         one entry per token of token_ids when asked for: the sampled token first,
                      then the most likely tokens in falling order
     finish_reason    "stop" (an end or stop token), "length", "abort" or "error"
@@ -142,7 +168,9 @@ class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: str
     token_ids: list[int]
+    sample_index: int = 0
     logprobs: list[list[TokenLogprob]] | None = None
+    prompt_logprobs: list[list[TokenLogprob] | None] | None = None
     finish_reason: str | None = None
     stop_token_id: int | None = None
     num_cached_tokens: int = 0
@@ -198,6 +226,9 @@ class CoreStatus(msgspec.Struct, frozen=True, kw_only=True):
     adapters: list[ResidentAdapter]
     num_adapter_loads: int
     num_adapter_evictions: int
+    num_preemptions: int = 0
+    num_cached_tokens: int = 0
+    num_cached_blocks: int = 0
 
 
 class CallDone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
