@@ -247,7 +247,13 @@ class EngineCore:
 
 def _sampling_row(plan: StepPlan, index: int) -> SamplingRow:
     sequence = plan.chunks[index].sequence
-    return SamplingRow(params=sequence.params, seed=sequence.seed, position=sequence.num_tokens)
+    return SamplingRow(
+        params=sequence.params,
+        seed=sequence.seed,
+        position=sequence.num_tokens,
+        token_ids=sequence.token_ids,
+        num_prompt_tokens=sequence.num_prompt_tokens,
+    )
 
 
 def _failed(request_id: str, error: EngineError) -> RequestFailed:

@@ -21,11 +21,20 @@ _GREEDY_BELOW_TEMPERATURE = 1e-5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRow:
-    """How one row is drawn. `position` is the index in its sequence of the token being drawn."""
+    """How one row is drawn.
+
+    position            index in its sequence of the token being drawn
+    sample_index        which of the request's samples
+    token_ids           the sequence so far; read, never kept
+    num_prompt_tokens   how many of them are the prompt's
+    """
 
     params: SamplingParams
     seed: int
     position: int
+    sample_index: int = 0
+    token_ids: Sequence[int] = ()
+    num_prompt_tokens: int = 0
 
     @property
     def is_greedy(self) -> bool:
