@@ -20,7 +20,7 @@ QUESTION = [{"role": "user", "content": "Name three colours."}]
 def server(tmp_path_factory):
     root = tmp_path_factory.mktemp("openai")
     adapters = [f"--adapter={name}={EXAMPLES / name}" for name in ("json", "pirate")]
-    # fp32: bf16 products round by the number of rows, and these tests compare answers across batches.
+    # In bf16 a product rounds by its number of rows; these tests compare across batches.
     adapters.append("--dtype=fp32")
     with serving(*adapters, state_dir=root / "state", log=root / "serve.log") as running:
         yield running
