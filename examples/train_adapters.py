@@ -192,7 +192,7 @@ def check(base: Any, tokenizer: Any, styles: list[str], console: Console) -> boo
     prompts = read_held_out()
     plain = answer(base, tokenizer, prompts)
     table = Table(title=f"predicates on {len(prompts)} held-out prompts, {base.dtype}")
-    for column in ("adapter", "holds with adapter", "holds for base", "size", "first answer"):
+    for column in ("adapter", "holds with adapter", "holds for base", "bytes", "first answer"):
         table.add_column(column)
     good = True
     for style in styles:
