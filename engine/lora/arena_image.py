@@ -64,11 +64,13 @@ class ImageSlice(msgspec.Struct, frozen=True, kw_only=True):
 class ImageHeader(msgspec.Struct, frozen=True, kw_only=True):
     """What an image holds.
 
+    content_digest  "sha256:…" of the adapter's content (adapters.digest), whatever its name is
     dtype         "bf16" or "fp32"
     num_rows      rank rows by arena group
     matrix_bytes  from the first matrix to the file's end
     """
 
+    content_digest: str
     dtype: str
     num_rows: dict[str, int]
     max_rank: int
@@ -97,13 +99,16 @@ class ArenaImage:
         return self._matrices[offset : offset + num_bytes].view(word).reshape(rows, columns)
 
 
-def build_image(adapter: PeftAdapter, path: Path, *, dtype: str) -> ImageHeader:
+def build_image(
+    adapter: PeftAdapter, path: Path, *, content_digest: str, dtype: str
+) -> ImageHeader:
     """Write the image of an inspected adapter under its final name, in one step.
 
+    content_digest is what adapters.digest says of the adapter's files.
     dtype is "bf16" (fp32 is rounded to nearest, ties to even) or "fp32". Raises NumberOutOfRange
     for a value that bf16 can't hold. On failure nothing is left behind.
     """
-    header = _lay_out(adapter, dtype=dtype)
+    header = _lay_out(adapter, content_digest=content_digest, dtype=dtype)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED_SUFFIX}")
     try:
         with unfinished.open("wb") as file:
@@ -158,7 +163,7 @@ def _read_header(file: BinaryIO) -> ImageHeader:
     return header
 
 
-def _lay_out(adapter: PeftAdapter, *, dtype: str) -> ImageHeader:
+def _lay_out(adapter: PeftAdapter, *, content_digest: str, dtype: str) -> ImageHeader:
     """Give every matrix its place."""
     itemsize = IMAGE_WORDS[dtype].itemsize
     slices = []
@@ -182,6 +187,7 @@ def _lay_out(adapter: PeftAdapter, *, dtype: str) -> ImageHeader:
         )
         offset = b_offset + _aligned(lora.rank * out_features * itemsize)
     return ImageHeader(
+        content_digest=content_digest,
         dtype=dtype,
         num_rows=adapter.rows(),
         max_rank=max((lora.rank for lora in adapter.loras), default=0),

@@ -147,6 +147,7 @@ class AdapterLifecycle:
                 try:
                     self.residency.add(
                         result.lora_id,
+                        content_digest=result.content_digest,
                         image=result.image,
                         num_rows=result.num_rows,
                         max_rank=result.max_rank,

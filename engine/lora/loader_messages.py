@@ -23,10 +23,15 @@ class LoadJob(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class LoadDone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The image is complete. num_rows are rank rows by arena group."""
+    """The image is complete.
+
+    content_digest   "sha256:…" of what the files held, whatever they are called here
+    num_rows         rank rows by arena group
+    """
 
     lora_id: str
     image_path: str
+    content_digest: str
     num_rows: dict[str, int]
     max_rank: int
 

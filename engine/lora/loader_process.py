@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from adapters.digest import adapter_digest
 from adapters.peft_config import MAX_CONFIG_BYTES
 from adapters.peft_format import CONFIG_NAME, WEIGHTS_NAME
 from adapters.validate import inspect_directory
@@ -54,7 +55,12 @@ def run(job: LoadJob) -> LoadResult:
         inspection = inspect_directory(directory, job.base)
         if inspection.adapter is None:
             return LoadRefused(lora_id=job.lora_id, problems=inspection.problems)
-        header = build_image(inspection.adapter, path, dtype=job.dtype)
+        header = build_image(
+            inspection.adapter,
+            path,
+            content_digest=adapter_digest(inspection.adapter),
+            dtype=job.dtype,
+        )
         if image_dir / image_name(job) != path:
             path.unlink()
             message = f"the files of adapter {job.lora_id!r} changed while they were read"
@@ -140,6 +146,7 @@ def _done(job: LoadJob, path: Path, header: ImageHeader) -> LoadDone:
     return LoadDone(
         lora_id=job.lora_id,
         image_path=str(path),
+        content_digest=header.content_digest,
         num_rows=header.num_rows,
         max_rank=header.max_rank,
     )

@@ -1,29 +1,14 @@
 """Which adapter versions live in the arena: claims, leases, loads, evictions, unloads."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import AdapterConflict, AdapterRefused, UnknownAdapter
 from engine.lora.arena_allocator import ArenaAllocator
+from engine.lora.local_version import ArenaState, LocalVersion
 from engine.lora.row_space import GroupMove, HeldRows, RowSpace
 from engine.protocol import ResidentAdapter
-
-
-class ArenaState(Enum):
-    """Where a version stands with the arena of this worker; the value goes on the wire.
-
-    ABSENT    its image is on disk, it has no rows
-    LOADING   it has rows, which are being written
-    RESIDENT  it can run
-    DRAINING  it is being forgotten: no new claim or lease; gone when the last hold ends
-    """
-
-    ABSENT = "absent"
-    LOADING = "loading"
-    RESIDENT = "resident"
-    DRAINING = "draining"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,38 +58,6 @@ class GoneAdapter:
     failure: str | None
 
 
-@dataclass(slots=True, kw_only=True)
-class _Entry:
-    """What residency knows of one version.
-
-    rows           where they are; None while it is absent
-    is_written_to  a load is under way, even if the version has begun to drain meanwhile
-    idle_since_s   when it was last released, or became resident without anybody waiting
-    """
-
-    lora_id: str
-    image: Path
-    num_rows: dict[str, int]
-    max_rank: int
-    state: ArenaState = ArenaState.ABSENT
-    rows: HeldRows | None = None
-    lease_numbers: set[int] = field(default_factory=set)
-    num_claims: int = 0
-    is_written_to: bool = False
-    idle_since_s: float = 0.0
-    failure: str | None = None
-
-    @property
-    def is_held(self) -> bool:
-        """Whether a request needs it."""
-        return self.num_claims > 0 or bool(self.lease_numbers)
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether its rows may be taken away."""
-        return self.state is ArenaState.RESIDENT and not self.is_held
-
-
 class AdapterResidency:
     """Decides which adapter versions live in the arena of this worker.
 
@@ -121,7 +74,7 @@ class AdapterResidency:
     ) -> None:
         self._space = RowSpace(allocator)
         self._clock = clock
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, LocalVersion] = {}
         # Claimed ABSENT versions, oldest claim first.
         self._wanted: dict[str, None] = {}
         self._gone: list[GoneAdapter] = []
@@ -129,10 +82,20 @@ class AdapterResidency:
         self.num_loads = 0
         self.num_evictions = 0
 
-    def add(self, lora_id: str, *, image: Path, num_rows: Mapping[str, int], max_rank: int) -> None:
+    def add(
+        self,
+        lora_id: str,
+        *,
+        content_digest: str,
+        image: Path,
+        num_rows: Mapping[str, int],
+        max_rank: int,
+    ) -> None:
         """Make a version known; its image is on disk, rows are taken at the first claim.
 
-        num_rows  rank rows by arena group; a group may be left out
+        content_digest  "sha256:…" over what its files held
+        num_rows        rank rows by arena group; a group may be left out
+
         Raises AdapterRefused, with both numbers, if it is wider than an empty arena, and
         AdapterConflict if the lora_id is known or still draining.
         """
@@ -151,14 +114,26 @@ class AdapterResidency:
         if problems:
             raise AdapterRefused(problems)
         rows_needed = {group: rows for group, rows in num_rows.items() if rows > 0}
-        self._entries[lora_id] = _Entry(
-            lora_id=lora_id, image=image, num_rows=rows_needed, max_rank=max_rank
+        self._entries[lora_id] = LocalVersion(
+            lora_id=lora_id,
+            content_digest=content_digest,
+            image=image,
+            num_rows=rows_needed,
+            max_rank=max_rank,
         )
 
     def knows(self, lora_id: str) -> bool:
         """Say whether requests may name this version: known, and not draining."""
         entry = self._entries.get(lora_id)
         return entry is not None and entry.state is not ArenaState.DRAINING
+
+    def content_digest(self, lora_id: str) -> str:
+        """Return "sha256:…" over the weights that `lora_id` means here; raises UnknownAdapter.
+
+        A name can come back with other weights, a digest can't: whatever was computed with an
+        adapter is keyed by this.
+        """
+        return self._entry(lora_id).content_digest
 
     def is_draining(self, lora_id: str) -> bool:
         """Say whether this version is being forgotten, but not gone."""
@@ -294,18 +269,18 @@ class AdapterResidency:
         held = [held for e in self._entries.values() if (held := e.rows) is not None]
         assert self._space.holds_exactly(held), "every held row is some version's"
         for entry in self._entries.values():
-            _check_entry(entry)
+            entry.check_invariants()
             is_wanted = entry.state is ArenaState.ABSENT and entry.num_claims > 0
             assert is_wanted == (entry.lora_id in self._wanted), "claimed and absent is wanted"
         assert self._wanted.keys() <= self._entries.keys(), "only known versions are wanted"
 
-    def _entry(self, lora_id: str) -> _Entry:
+    def _entry(self, lora_id: str) -> LocalVersion:
         entry = self._entries.get(lora_id)
         if entry is None:
             raise UnknownAdapter(f"no adapter {lora_id!r} is loaded here")
         return entry
 
-    def _settle(self, entry: _Entry) -> None:
+    def _settle(self, entry: LocalVersion) -> None:
         """Draw the consequences of a hold or a load that has ended."""
         if entry.num_claims == 0:
             self._wanted.pop(entry.lora_id, None)
@@ -324,7 +299,7 @@ class AdapterResidency:
                 )
             )
 
-    def _drain(self, entry: _Entry) -> None:
+    def _drain(self, entry: LocalVersion) -> None:
         if entry.state is not ArenaState.DRAINING:
             entry.state = ArenaState.DRAINING
             self._wanted.pop(entry.lora_id, None)
@@ -332,16 +307,16 @@ class AdapterResidency:
                 entry.rows.can_move = False
         self._settle(entry)
 
-    def _take_rows(self, entry: _Entry) -> None:
+    def _take_rows(self, entry: LocalVersion) -> None:
         if entry.rows is not None:
             self._space.free(entry.rows)
             entry.rows = None
 
-    def _choose_victims(self, entry: _Entry) -> list[_Entry] | None:
+    def _choose_victims(self, entry: LocalVersion) -> list[LocalVersion] | None:
         """Return the versions to evict so that `entry` fits, least recently used first; or None."""
         idle = [candidate for candidate in self._entries.values() if candidate.is_idle]
         idle.sort(key=lambda candidate: candidate.idle_since_s)
-        victims: list[_Entry] = []
+        victims: list[LocalVersion] = []
         freed: list[HeldRows] = []
         while short := self._space.short_groups(entry.num_rows, without=freed):
             # A victim without rows in a group that is short would be lost for nothing.
@@ -354,7 +329,7 @@ class AdapterResidency:
             freed.append(victim.rows)
         return victims
 
-    def _start_load(self, entry: _Entry, victims: list[_Entry]) -> PendingLoad:
+    def _start_load(self, entry: LocalVersion, victims: list[LocalVersion]) -> PendingLoad:
         evicted = [victim.rows.lora_index for victim in victims if victim.rows is not None]
         for victim in victims:
             self._take_rows(victim)
@@ -375,21 +350,3 @@ class AdapterResidency:
             evicted=tuple(evicted),
             moves=moves,
         )
-
-
-def _check_entry(entry: _Entry) -> None:
-    """Check what a version's state says about its rows and holds."""
-    match entry.state:
-        case ArenaState.ABSENT:
-            assert entry.rows is None, "an absent version has no rows"
-            assert not entry.lease_numbers, "an absent version has no lease"
-        case ArenaState.LOADING:
-            assert entry.is_written_to, "a loading version is written to"
-            assert not entry.lease_numbers, "a loading version has no lease"
-        case ArenaState.RESIDENT:
-            assert entry.rows is not None, "a resident version has rows"
-            assert not entry.is_written_to, "a resident version is complete"
-        case ArenaState.DRAINING:
-            assert entry.is_held or entry.is_written_to, "what nobody holds is gone"
-    can_move = entry.rows is not None and entry.rows.can_move
-    assert can_move == (entry.state is ArenaState.RESIDENT), "resident versions move, no others"

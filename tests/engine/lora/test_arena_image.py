@@ -97,7 +97,7 @@ def test_a_weight_too_large_for_bf16_is_refused_and_leaves_nothing(tmp_path: Pat
     images = tmp_path / "images"
     images.mkdir()
     with pytest.raises(NumberOutOfRange):
-        build_image(adapter, images / "a.arena", dtype="bf16")
+        build_image(adapter, images / "a.arena", content_digest="sha256:a", dtype="bf16")
     assert list(images.iterdir()) == []
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from adapters.digest import adapter_digest
+from adapters.validate import inspect_directory
 from engine.lora.arena_image import read_image
 from engine.lora.loader import LoadBroken, LoadDone, LoaderClient, LoadRefused
 from engine.lora.loader_messages import FrameBuffer, LoadJob, LoadResult, encode_frame
@@ -56,6 +58,12 @@ def job(folder: Path, *, lora_id: str = LORA_ID, dtype: str = "bf16", **base: st
     )
 
 
+def digest_of(folder: Path, *, lora_id: str = LORA_ID) -> str:
+    result = run(job(folder, lora_id=lora_id))
+    assert isinstance(result, LoadDone)
+    return result.content_digest
+
+
 def test_a_good_folder_becomes_an_image(loader: LoaderClient, tmp_path: Path) -> None:
     folder = peft_folder(tmp_path / "adapter", {"q_proj": 4, "down_proj": 2})
     submit(loader, folder)
@@ -68,6 +76,20 @@ def test_a_good_folder_becomes_an_image(loader: LoaderClient, tmp_path: Path) ->
     assert [path.name for path in (tmp_path / "images").iterdir()] == [result.image.name]
     assert not loader.is_busy
     assert loader.poll() == []
+
+
+def test_the_content_s_digest_tells_weights_apart_and_names_don_t_count(tmp_path: Path) -> None:
+    """The same files under two names are one content; new weights under an old name are another."""
+    ranks = {"q_proj": 4}
+    folder = peft_folder(tmp_path / "adapter", ranks, seed=1)
+    digests = [digest_of(folder), digest_of(folder), digest_of(folder, lora_id="other")]
+    digests.append(digest_of(peft_folder(tmp_path / "copy", ranks, seed=1)))
+    assert len(set(digests)) == 1
+    adapter = inspect_directory(folder, BASE).adapter
+    assert adapter is not None
+    assert digests[0] == adapter_digest(adapter)
+    peft_folder(folder, ranks, seed=2)
+    assert digest_of(folder) != digests[0]
 
 
 def test_a_bad_folder_is_answered_with_every_problem(loader: LoaderClient, tmp_path: Path) -> None:

@@ -28,7 +28,13 @@ def residency_of(num_rows: int = 16, mlp_rows: int = 16) -> AdapterResidency:
 
 def add(residency: AdapterResidency, lora_id: str, rows: int | Mapping[str, int] = 4) -> None:
     num_rows = {"attention": rows} if isinstance(rows, int) else rows
-    residency.add(lora_id, image=Path(f"{lora_id}.arena"), num_rows=num_rows, max_rank=4)
+    residency.add(
+        lora_id,
+        content_digest=f"sha256:{lora_id}",
+        image=Path(f"{lora_id}.arena"),
+        num_rows=num_rows,
+        max_rank=4,
+    )
 
 
 def load(residency: AdapterResidency, lora_id: str) -> PendingLoad:
@@ -65,6 +71,18 @@ def test_nothing_is_loaded_before_somebody_claims_it() -> None:
     assert lease is not None
     assert lease.lora_index == pending.lora_index
     residency.check_invariants()
+
+
+def test_a_name_means_the_content_it_was_last_added_with() -> None:
+    residency = residency_of()
+    for digest in ("sha256:old", "sha256:new"):
+        residency.add(
+            "a", content_digest=digest, image=Path("a.arena"), num_rows={"mlp": 1}, max_rank=1
+        )
+        assert residency.content_digest("a") == digest
+        residency.unload("a")
+        with pytest.raises(UnknownAdapter):
+            residency.content_digest("a")
 
 
 def test_a_claim_taken_back_before_the_load_starts_cancels_it() -> None:

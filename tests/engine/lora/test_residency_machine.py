@@ -73,7 +73,13 @@ class ResidencyMachine(RuleBasedStateMachine):
         num_rows = {"attention": attention, "mlp": mlp}
 
         def call() -> None:
-            self.residency.add(lora_id, image=Path("x.arena"), num_rows=num_rows, max_rank=1)
+            self.residency.add(
+                lora_id,
+                content_digest=f"sha256:{lora_id}",
+                image=Path("x.arena"),
+                num_rows=num_rows,
+                max_rank=1,
+            )
 
         if lora_id in self.models:
             with pytest.raises(AdapterConflict):

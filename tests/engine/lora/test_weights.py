@@ -157,7 +157,11 @@ class Worker:
                 for group, targets in TARGETS.items()
             }
             self.residency.add(
-                str(number), image=image, num_rows=rows, max_rank=max(ranks.values())
+                str(number),
+                content_digest=f"sha256:{number}",
+                image=image,
+                num_rows=rows,
+                max_rank=max(ranks.values()),
             )
 
     def lease(self, number: int) -> Lease | None:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from adapters.digest import adapter_digest
 from adapters.validate import inspect_directory
 from engine.lora.arena_image import build_image
 from engine.lora.residency import PendingLoad, RowSpan
@@ -86,7 +87,8 @@ def peft_folder(folder: Path, ranks: Mapping[str, int], seed: int = 0) -> Path:
 def image_of(folder: Path, path: Path, *, dtype: str = "fp32") -> Path:
     inspection = inspect_directory(folder, tiny_base())
     assert inspection.adapter is not None, inspection.problems
-    build_image(inspection.adapter, path, dtype=dtype)
+    digest = adapter_digest(inspection.adapter)
+    build_image(inspection.adapter, path, content_digest=digest, dtype=dtype)
     return path
 
 

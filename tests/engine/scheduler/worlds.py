@@ -25,7 +25,13 @@ class Adapters(AdapterResidency):
             self.add_one(lora_id)
 
     def add_one(self, lora_id):
-        self.add(lora_id, image=Path(lora_id), num_rows={"attention": 1}, max_rank=1)
+        self.add(
+            lora_id,
+            content_digest=f"sha256:{lora_id}",
+            image=Path(lora_id),
+            num_rows={"attention": 1},
+            max_rank=1,
+        )
 
     def load_next(self):
         """Begin and end the load of the oldest claimed absent version, if rows can be had."""
