@@ -77,6 +77,15 @@ BlockSizeFlag = Annotated[
         "--block-size", envvar=_variable("block-size"), min=1, help="Tokens in a KV block."
     ),
 ]
+NumThreadsFlag = Annotated[
+    int | None,
+    typer.Option(
+        "--num-threads",
+        envvar=_variable("num-threads"),
+        min=1,
+        help="Threads of each worker's products; by default all cores, shared by local workers.",
+    ),
+]
 DtypeFlag = Annotated[
     str,
     typer.Option("--dtype", envvar=_variable("dtype"), help="auto, bf16 or fp32."),

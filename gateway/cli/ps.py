@@ -37,7 +37,9 @@ def _print_workers(output: Output, workers: list[dict[str, Any]]) -> None:
     output.table(table)
     rows = [row for worker in workers for row in _adapter_rows(worker)]
     if rows:
-        adapters = plain_table("WORKER", "ADAPTER VERSION", "TIER", "STATE", "RANK", "LEASES")
+        adapters = plain_table(
+            "WORKER", "ADAPTER VERSION", "TIER", "STATE", "RANK", "LEASES", "CLAIMS"
+        )
         for row in rows:
             adapters.add_row(*row)
         output.line("")
@@ -58,12 +60,13 @@ def _adapter_rows(worker: dict[str, Any]) -> list[list[str]]:
                 adapter["state"],
                 str(adapter["max_rank"]),
                 str(adapter["num_leases"]),
+                str(adapter["num_claims"]),
             ]
             for adapter in adapters
         ]
     resident = set(worker.get("resident", []))
     known = sorted(resident | set(worker.get("disk", [])))
     return [
-        [worker_id, lora_id, "disk", "resident" if lora_id in resident else "absent", "-", "-"]
+        [worker_id, lora_id, "disk", "resident" if lora_id in resident else "absent", "-", "-", "-"]
         for lora_id in known
     ]

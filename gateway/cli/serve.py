@@ -35,6 +35,7 @@ WHEN_UNSET = {
     "api_key": "none",
     "admin_key": "none",
     "max_model_len": "the checkpoint's",
+    "num_threads": "all cores",
     "memory": "measured: min(4 GiB, half of what is available)",
     "redis_url": "a private Valkey",
     "served_model_name": "the checkpoint's own",
@@ -55,6 +56,7 @@ def serve(
     max_tokens_per_step: flags.MaxTokensPerStepFlag = 512,
     memory: flags.MemoryFlag = None,
     block_size: flags.BlockSizeFlag = 16,
+    num_threads: flags.NumThreadsFlag = None,
     dtype: flags.DtypeFlag = "auto",
     device: flags.DeviceFlag = "cpu",
     workers: flags.WorkersFlag = 1,
@@ -102,6 +104,7 @@ def engine_options(parameters: dict[str, Any]) -> EngineOptions:
         max_tokens_per_step=parameters["max_tokens_per_step"],
         block_size=parameters["block_size"],
         memory_bytes=parameters["memory"],
+        num_threads=parameters["num_threads"],
     )
 
 

@@ -30,6 +30,7 @@ class EngineOptions:
     max_tokens_per_step: int
     block_size: int
     memory_bytes: int | None
+    num_threads: int | None = None
 
     def as_config(self, *, state_dir: Path, num_workers: int = 1) -> dict[str, Any]:
         """The fields of the engine's own configuration; several workers share cores and memory."""
@@ -45,7 +46,7 @@ class EngineOptions:
             "max_tokens_per_step": self.max_tokens_per_step,
             "block_size": self.block_size,
             "memory_bytes": self.memory_bytes or memory_share_bytes(num_workers),
-            "num_threads": None if num_workers == 1 else max(1, share),
+            "num_threads": self.num_threads or (None if num_workers == 1 else max(1, share)),
         }
 
 

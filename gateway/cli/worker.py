@@ -43,6 +43,7 @@ def worker(
     max_tokens_per_step: flags.MaxTokensPerStepFlag = 512,
     memory: flags.MemoryFlag = None,
     block_size: flags.BlockSizeFlag = 16,
+    num_threads: flags.NumThreadsFlag = None,
     dtype: flags.DtypeFlag = "auto",
     device: flags.DeviceFlag = "cpu",
     served_model_name: flags.ServedModelNameFlag = None,

@@ -23,7 +23,7 @@ RESIDENT = {
     "max_rank": 16,
     "num_rows": {"attention": 16},
     "num_leases": 2,
-    "num_claims": 0,
+    "num_claims": 5,
     "pinned": False,
 }
 
@@ -32,14 +32,14 @@ def rows_of(text: str) -> list[list[str]]:
     return [line.split() for line in text.splitlines() if line.strip()]
 
 
-def test_ps_shows_leases_and_kv_blocks(cli, server):
+def test_ps_shows_leases_claims_and_kv_blocks(cli, server):
     worker = {**WORKER, "status": {"adapters": [RESIDENT]}}
     server.answer("GET /v1/workers", {"object": "list", "data": [worker]})
 
     _, workers, _, adapters = rows_of(cli("ps").stdout)
 
     assert workers == ["w-1", "SmolLM2", "http://127.0.0.1:9", "ready", "3", "1", "10/100"]
-    assert adapters == ["w-1", "json@0123456789ab", "disk", "resident", "16", "2"]
+    assert adapters == ["w-1", "json@0123456789ab", "disk", "resident", "16", "2", "5"]
 
 
 def test_ps_falls_back_to_the_heartbeat(cli, server):
@@ -47,8 +47,8 @@ def test_ps_falls_back_to_the_heartbeat(cli, server):
 
     *_, first, second = rows_of(cli("ps").stdout)
 
-    assert first == ["w-1", "json@0123456789ab", "disk", "resident", "-", "-"]
-    assert second == ["w-1", "pirate@abcdefabcdef", "disk", "absent", "-", "-"]
+    assert first == ["w-1", "json@0123456789ab", "disk", "resident", "-", "-", "-"]
+    assert second == ["w-1", "pirate@abcdefabcdef", "disk", "absent", "-", "-", "-"]
 
 
 def test_ps_without_workers_says_what_that_means(cli, server):

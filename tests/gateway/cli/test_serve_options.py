@@ -83,6 +83,24 @@ def test_several_workers_share_cores_and_memory(tmp_path, monkeypatch):
     assert (shared["num_threads"], shared["memory_bytes"]) == (2, 1 << 30)
 
 
+def test_number_of_threads_that_was_given_is_each_workers(tmp_path):
+    engine = EngineOptions(
+        model="model",
+        served_model_name=None,
+        dtype="auto",
+        device="cpu",
+        max_model_len=None,
+        max_num_seqs=64,
+        max_tokens_per_step=512,
+        block_size=16,
+        memory_bytes=None,
+        num_threads=3,
+    )
+
+    assert engine.as_config(state_dir=tmp_path)["num_threads"] == 3
+    assert engine.as_config(state_dir=tmp_path, num_workers=2)["num_threads"] == 3
+
+
 def test_named_adapters_are_promoted(tmp_path):
     (source,) = parse_adapters([f"pirate={tmp_path}"])
 
