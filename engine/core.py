@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from engine.errors import AdapterConflict, EngineError, InvalidRequest, UnknownAdapter
 from engine.lora.lifecycle import AdapterLifecycle, call_failed
+from engine.model.probing import AdapterProber
 from engine.model.runner import ModelRunner
 from engine.protocol import (
     AbortRequest,
@@ -17,6 +18,7 @@ from engine.protocol import (
     Event,
     GetStatus,
     LoadAdapter,
+    ProbeAdapter,
     RequestFailed,
     StepDone,
     UnloadAdapter,
@@ -67,13 +69,22 @@ class EngineCore:
         self.limits = limits
         self._clock = clock
         self._unloads: list[Unload] = []
+        self._prober: AdapterProber | None = None
+        if adapters is not None:
+            self._prober = AdapterProber(
+                residency=adapters.residency,
+                runner=runner,
+                max_model_len=limits.max_model_len,
+                clock=clock,
+            )
         self._checked = True
 
     @property
     def has_work(self) -> bool:
         """Whether a step now would bring anything on."""
-        busy = self.adapters is not None and self.adapters.is_busy
-        return self.scheduler.has_work or busy or bool(self._unloads)
+        loads = self.adapters is not None and self.adapters.is_busy
+        probes = self._prober is not None and self._prober.is_busy
+        return self.scheduler.has_work or loads or probes or bool(self._unloads)
 
     @property
     def is_waiting_for_files(self) -> bool:
@@ -96,6 +107,8 @@ class EngineCore:
                 return self._load(command)
             case UnloadAdapter():
                 return self._unload(command)
+            case ProbeAdapter():
+                return self._probe(command)
             case GetStatus():
                 return [CallDone(call_id=command.call_id, status=self.status())]
 
@@ -106,6 +119,8 @@ class EngineCore:
             events += self.adapters.advance()
             events += self._fail_broken_loads(self.adapters)
             events += self._advance_unloads(self.adapters)
+        if self._prober is not None:
+            events += self._prober.advance()
         plan = self.scheduler.plan_step()
         if plan is None:
             self._check_when_idle()
@@ -203,6 +218,12 @@ class EngineCore:
             return [call_failed(command.call_id, error)]
         return self.adapters.load(command)
 
+    def _probe(self, command: ProbeAdapter) -> list[Event]:
+        if self._prober is None:
+            error = InvalidRequest("this worker was started without LoRA", code="lora_disabled")
+            return [call_failed(command.call_id, error)]
+        return self._prober.begin(command)
+
     def _unload(self, command: UnloadAdapter) -> list[Event]:
         if self.adapters is None or not self.adapters.residency.knows(command.lora_id):
             error = UnknownAdapter(f"no adapter {command.lora_id!r} is loaded here")
@@ -225,6 +246,8 @@ class EngineCore:
             error = EngineError(f"the adapter {lora_id!r} can't be loaded: {message}")
             ended = self.scheduler.fail_waiting(lora_id)
             events += [_failed(sequence.request_id, error) for sequence in ended]
+            if self._prober is not None:
+                events += self._prober.load_failed(lora_id, error)
         return events
 
     def _advance_unloads(self, adapters: AdapterLifecycle) -> list[Event]:

@@ -88,13 +88,24 @@ class UnloadAdapter(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     timeout_s: float = 30.0
 
 
+class ProbeAdapter(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Ask whether `lora_id` changes what the model says; the answer is in CallDone.probe.
+
+    Fails with `overloaded` when no rank rows could be had within `timeout_s`.
+    """
+
+    call_id: str
+    lora_id: str
+    timeout_s: float = 30.0
+
+
 class GetStatus(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Ask for a CoreStatus in CallDone.status."""
 
     call_id: str
 
 
-Command = AddRequest | AbortRequest | LoadAdapter | UnloadAdapter | GetStatus
+Command = AddRequest | AbortRequest | LoadAdapter | UnloadAdapter | ProbeAdapter | GetStatus
 
 # --- events: core to server --------------------------------------------------------------------
 
@@ -231,11 +242,27 @@ class CoreStatus(msgspec.Struct, frozen=True, kw_only=True):
     num_cached_blocks: int = 0
 
 
+class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one forward with a base row, a second base row and an adapter row has shown.
+
+    has_effect   the adapter's row differs from the base's by more than the two base rows do
+    is_finite    no logit of the adapter's row is NaN or infinite; logit_gap is 0 if one is
+    logit_gap    largest difference of two logits, adapter against base
+    noise        the same, base against base
+    """
+
+    has_effect: bool
+    is_finite: bool
+    logit_gap: float
+    noise: float
+
+
 class CallDone(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The call with this id succeeded."""
 
     call_id: str
     status: CoreStatus | None = None
+    probe: ProbeResult | None = None
 
 
 class CallFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):

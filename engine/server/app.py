@@ -24,6 +24,7 @@ ROUTES = (
     Route("/health", operator_routes.health, methods=["GET"]),
     Route("/metrics", operator_routes.metrics, methods=["GET"]),
     Route("/internal/status", operator_routes.internal_status, methods=["GET"]),
+    Route("/internal/probe", operator_routes.internal_probe, methods=["POST"]),
     Route("/internal/base", operator_routes.internal_base, methods=["GET"]),
 )
 

@@ -22,6 +22,8 @@ from engine.protocol import (
     Event,
     GetStatus,
     LoadAdapter,
+    ProbeAdapter,
+    ProbeResult,
     RequestFailed,
     SequenceOutput,
     StepDone,
@@ -33,7 +35,7 @@ from engine.server.identifiers import new_id
 
 logger = logging.getLogger(__name__)
 
-Call = LoadAdapter | UnloadAdapter | GetStatus
+Call = LoadAdapter | UnloadAdapter | ProbeAdapter | GetStatus
 
 _LAST_WORDS_MS = 100
 
@@ -113,6 +115,13 @@ class CoreClient:
         """Make the core forget a version; running requests get `timeout_s`."""
         call = UnloadAdapter(call_id=new_id(), lora_id=lora_id, timeout_s=timeout_s)
         await self._call(call)
+
+    async def probe_adapter(self, lora_id: str, *, timeout_s: float = 30.0) -> ProbeResult:
+        """Ask whether a version changes what the model says; its rows may take `timeout_s`."""
+        call = ProbeAdapter(call_id=new_id(), lora_id=lora_id, timeout_s=timeout_s)
+        done = await self._call(call)
+        assert done.probe is not None, "ProbeAdapter is answered with a result"
+        return done.probe
 
     async def status(self) -> CoreStatus:
         """Ask the core for its counters and gauges."""

@@ -10,9 +10,16 @@ from starlette.responses import Response
 
 from engine.errors import CoreBroken
 from engine.protocol import CoreStatus
+from engine.server.parsing import read_body
 from engine.server.worker import Worker, worker_of
 
 _STATUS_TIMEOUT_S = 2.0
+
+
+class ProbeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which version is probed."""
+
+    lora_name: str
 
 
 async def health(request: Request) -> Response:
@@ -60,6 +67,13 @@ async def internal_status(request: Request) -> Response:
 async def internal_base(request: Request) -> Response:
     """The base's module table."""
     return _json(worker_of(request).core.model.describe())
+
+
+async def internal_probe(request: Request) -> Response:
+    """Whether a version that is loaded here changes what the model says; see ProbeResult."""
+    worker = worker_of(request)
+    body = await read_body(request, ProbeRequest)
+    return _json(await worker.core.client.probe_adapter(body.lora_name))
 
 
 async def _status_soon(worker: Worker) -> CoreStatus | None:

@@ -27,6 +27,8 @@ from engine.protocol import (
     GetStatus,
     LoadAdapter,
     ModuleShape,
+    ProbeAdapter,
+    ProbeResult,
     RequestFailed,
     ResidentAdapter,
     SequenceOutput,
@@ -79,6 +81,8 @@ class EchoCore:
                     self._fail(command.call_id, "model_not_found", "no such adapter", 404)
                 else:
                     self.send(CallDone(call_id=command.call_id))
+            case ProbeAdapter():
+                self._probe(command)
             case GetStatus():
                 self.send(CallDone(call_id=command.call_id, status=self._status()))
 
@@ -114,6 +118,15 @@ class EchoCore:
         else:
             self._adapters[command.lora_id] = command.path
             self.send(CallDone(call_id=command.call_id))
+
+    def _probe(self, command: ProbeAdapter) -> None:
+        """An adapter does something unless its name says otherwise."""
+        if command.lora_id not in self._adapters:
+            self._fail(command.call_id, "model_not_found", "no such adapter", 404)
+            return
+        gap = 0.0 if command.lora_id.startswith("silent") else 1.5
+        result = ProbeResult(has_effect=gap > 0, is_finite=True, logit_gap=gap, noise=0.0)
+        self.send(CallDone(call_id=command.call_id, probe=result))
 
     def _fail(
         self, call_id: str, code: str, message: str, status: int, problems: list[str] | None = None

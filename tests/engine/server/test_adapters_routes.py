@@ -113,3 +113,20 @@ async def test_bad_load_field_is_named(loading: RunningWorker, root: Path, field
 async def test_nothing_may_be_loaded_by_default(running: RunningWorker, root: Path):
     response = await running.post(LOAD, {"lora_name": NAME, "lora_path": str(root / "good")})
     assert response.status_code == 403
+
+
+async def test_probe_says_whether_a_loaded_version_does_anything(
+    loading: RunningWorker, root: Path
+):
+    for name in ("loud@0123456789ab", "silent@0123456789ab"):
+        await loading.post(LOAD, {"lora_name": name, "lora_path": str(root / "good")})
+        answer = await loading.post("/internal/probe", {"lora_name": name})
+        assert answer.status_code == 200
+        assert answer.json()["has_effect"] is name.startswith("loud")
+        assert answer.json()["noise"] == 0.0
+        await loading.post(UNLOAD, {"lora_name": name})
+
+    unknown = await loading.post("/internal/probe", {"lora_name": "nobody@0123456789ab"})
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+    odd = await loading.post("/internal/probe", {"lora": "x"})
+    assert odd.status_code == 400
