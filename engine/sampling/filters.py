@@ -1,8 +1,10 @@
-"""Top-k and top-p: which tokens may be drawn.
+"""Min-p, top-k and top-p: which tokens may be drawn.
 
-Both keep or drop tokens of equal probability together, so that what is kept depends on values
+All keep or drop tokens of equal probability together, so that what is kept depends on values
 only, never on the order in which a sort leaves equals.
 """
+
+import math
 
 import torch
 from torch import Tensor
@@ -11,6 +13,20 @@ from torch import Tensor
 # tenth of a full sort's cost. Where it doesn't, it is done again for that many times more.
 _NUM_FIRST_CANDIDATES = 64
 _GROWTH = 8
+
+
+def keep_min_p(logits: Tensor, min_p: list[float]) -> Tensor:
+    """Return logits [num_rows, vocab], 0 the largest of each row, with -inf where unlikely.
+
+    That is, where a token is less than min_p times as likely as the likeliest; 0 keeps all.
+    """
+    filtered = [row for row, p in enumerate(min_p) if p > 0.0]
+    if not filtered:
+        return logits
+    rows = torch.tensor(filtered, device=logits.device)  # [num_filtered]
+    limit = torch.tensor([[math.log(min_p[row])] for row in filtered], device=logits.device)
+    chosen = logits[rows]  # [num_filtered, vocab]
+    return logits.index_copy(0, rows, chosen.masked_fill(chosen < limit, -torch.inf))
 
 
 def keep_top_k(logits: Tensor, top_k: list[int]) -> Tensor:

@@ -1,98 +1,95 @@
-"""Draws one token for each sampled row of a step."""
+"""Draws one token for each sampled row of a step.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+The order is vLLM's: ends masked by min_tokens, bias, penalties (repetition, frequency, presence),
+temperature, min-p, top-k, top-p. Min-p comes before top-p, so that the nucleus is one of what
+min-p leaves. Greedy rows take the largest logit after the penalties. Logprobs are of the raw
+logits, before all of it.
+"""
+
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from engine.protocol import SamplingParams, TokenLogprob
-from engine.sampling.filters import keep_top_k, keep_top_p
+from engine.protocol import TokenLogprob
+from engine.sampling.adjustments import adjust
+from engine.sampling.filters import keep_min_p, keep_top_k, keep_top_p
 from engine.sampling.inverse import invert
 from engine.sampling.logprobs import token_logprobs
 from engine.sampling.noise import uniform
+from engine.sampling.row import SamplingRow
 from engine.scheduler.plan import SampledToken
 
 __all__ = ["SampledToken", "SamplingRow", "sample"]
 
-# Below it the most likely token is taken: a quotient by less says nothing else.
-_GREEDY_BELOW_TEMPERATURE = 1e-5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingRow:
-    """How one row is drawn.
-
-    position            index in its sequence of the token being drawn
-    sample_index        which of the request's samples
-    token_ids           the sequence so far; read, never kept
-    num_prompt_tokens   how many of them are the prompt's
-    """
-
-    params: SamplingParams
-    seed: int
-    position: int
-    sample_index: int = 0
-    token_ids: Sequence[int] = ()
-    num_prompt_tokens: int = 0
-
-    @property
-    def is_greedy(self) -> bool:
-        """Whether the most likely token is taken."""
-        return self.params.temperature < _GREEDY_BELOW_TEMPERATURE
-
 
 def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
-    """Draw a token for each row of logits [num_rows, vocab], in fp32.
+    """Draw a token for each row of logits [num_rows, vocab], in fp32; logits stay as they are.
 
-    A row's result depends on its logits, params, seed and position, and on no other row. A row
-    whose largest logit isn't finite (a NaN or +inf anywhere, or -inf everywhere) gets no token.
+    A row's result depends on its logits and its SamplingRow, and on no other row. A row whose
+    largest logit isn't finite (a NaN or +inf anywhere, or -inf everywhere) gets no token.
     """
     assert logits.shape[0] == len(rows)
-    if not rows:
-        return []
+    token_ids: list[int | None] = [None] * len(rows)
+    for indices, group in _groups(logits, rows):
+        chosen = _choose(group, [rows[i] for i in indices])
+        for i, token_id in zip(indices, chosen, strict=True):
+            token_ids[i] = token_id
+    logprobs = _logprobs(logits, rows, token_ids)
+    return [
+        SampledToken(token_id=token_id, logprobs=logprobs.get(i))
+        for i, token_id in enumerate(token_ids)
+    ]
+
+
+def _groups(logits: Tensor, rows: Sequence[SamplingRow]) -> Iterator[tuple[list[int], Tensor]]:
+    """Yield the rows that want their logits as they are, uncopied if all do; then the others."""
+    plain = [i for i, row in enumerate(rows) if not row.is_adjusted]
+    if plain:
+        yield plain, _take_rows(logits, plain)
+    adjusted = [i for i, row in enumerate(rows) if row.is_adjusted]
+    if adjusted:
+        group = logits[torch.tensor(adjusted, device=logits.device)]  # a copy
+        adjust(group, [rows[i] for i in adjusted])
+        yield adjusted, group
+
+
+def _choose(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int | None]:
+    """Return a token for each row of logits [num_rows, vocab], which are adjusted already."""
     best = logits.max(dim=-1)  # values carry a NaN from anywhere in the row
     is_usable = best.values.isfinite().tolist()
-    token_ids = best.indices.tolist()
+    token_ids: list[int | None] = best.indices.tolist()
     drawn = [i for i, row in enumerate(rows) if is_usable[i] and not row.is_greedy]
     if drawn:
-        chosen = _take_rows(logits, drawn) - _take_rows(best.values.unsqueeze(-1), drawn)
-        for i, token_id in zip(drawn, _draw(chosen, [rows[i] for i in drawn]), strict=True):
+        shifted = _take_rows(logits, drawn) - _take_rows(best.values.unsqueeze(-1), drawn)
+        for i, token_id in zip(drawn, _draw(shifted, [rows[i] for i in drawn]), strict=True):
             token_ids[i] = token_id
-    logprobs = _logprobs(logits, rows, token_ids, is_usable)
-    return [
-        SampledToken(token_id=token_ids[i], logprobs=logprobs.get(i))
-        if is_usable[i]
-        else SampledToken(token_id=None)
-        for i in range(len(rows))
-    ]
+    return [token_ids[i] if is_usable[i] else None for i in range(len(rows))]
 
 
 def _draw(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
     """Draw from logits [num_rows, vocab] whose largest is 0 in each row."""
     temperature = torch.tensor([[row.params.temperature] for row in rows], device=logits.device)
-    kept = keep_top_k(logits / temperature, [row.params.top_k for row in rows])
+    kept = keep_min_p(logits / temperature, [row.params.min_p for row in rows])
+    kept = keep_top_k(kept, [row.params.top_k for row in rows])
     probs = keep_top_p(kept.softmax(-1), [row.params.top_p for row in rows])
-    return invert(probs, [uniform(row.seed, row.position) for row in rows])
+    noise = [uniform(row.seed, row.position, sample_index=row.sample_index) for row in rows]
+    return invert(probs, noise)
 
 
 def _logprobs(
-    logits: Tensor,
-    rows: Sequence[SamplingRow],
-    token_ids: Sequence[int],
-    is_usable: Sequence[bool],
+    logits: Tensor, rows: Sequence[SamplingRow], token_ids: Sequence[int | None]
 ) -> dict[int, list[TokenLogprob]]:
-    num_top = {
-        i: row.params.num_logprobs
-        for i, row in enumerate(rows)
-        if is_usable[i] and row.params.num_logprobs is not None
+    drawn = {
+        i: token_id
+        for i, (row, token_id) in enumerate(zip(rows, token_ids, strict=True))
+        if token_id is not None and row.params.num_logprobs is not None
     }
-    if not num_top:
+    if not drawn:
         return {}
-    found = token_logprobs(
-        _take_rows(logits, list(num_top)), [token_ids[i] for i in num_top], list(num_top.values())
-    )
-    return dict(zip(num_top, found, strict=True))
+    num_top = [rows[i].params.num_logprobs or 0 for i in drawn]
+    found = token_logprobs(_take_rows(logits, list(drawn)), list(drawn.values()), num_top)
+    return dict(zip(drawn, found, strict=True))
 
 
 def _take_rows(tensor: Tensor, indices: list[int]) -> Tensor:

@@ -1,17 +1,18 @@
-"""Top-k and top-p against transformers' warpers, and at their edges."""
+"""Min-p, top-k and top-p against transformers' warpers, and at their edges."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.generation.logits_process import (
+    MinPLogitsWarper,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
 
 from engine.sampling import filters
-from engine.sampling.filters import keep_top_k, keep_top_p
+from engine.sampling.filters import keep_min_p, keep_top_k, keep_top_p
 
 
 def kept_by_us(logits, *, top_k, top_p, temperature):
@@ -106,3 +107,30 @@ def test_rows_without_a_filter_are_untouched_beside_rows_with_one():
         [1.0, 2.0, 3.0],
         [-torch.inf, -torch.inf, 3.0],
     ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    vocab=st.integers(1, 300),
+    min_p=st.lists(st.sampled_from([0.0, 0.001, 0.05, 0.3, 0.9, 1.0]), min_size=1, max_size=5),
+)
+def test_min_p_keeps_what_transformers_keeps(seed, vocab, min_p):
+    logits = torch.randn(len(min_p), vocab, generator=torch.Generator().manual_seed(seed)) * 2
+    logits -= logits.max(-1, keepdim=True).values
+    kept = keep_min_p(logits, min_p)
+    for row, p in enumerate(min_p):
+        theirs = MinPLogitsWarper(p)(None, logits[row : row + 1])[0]
+        differing = ((kept[row] > -torch.inf) != (theirs > -torch.inf)).nonzero().flatten()
+        assert all(abs(float(logits[row, token].exp()) - p) < 1e-6 for token in differing)
+        assert kept[row].max() == 0.0
+
+
+def test_min_p_of_zero_keeps_all_and_copies_nothing():
+    logits = torch.tensor([[0.0, -1.0, -torch.inf]])
+    assert keep_min_p(logits, [0.0]) is logits
+
+
+def test_min_p_of_one_keeps_the_likeliest_and_its_equals():
+    logits = torch.tensor([[0.0, -1e-3, 0.0, -9.0]])
+    assert (keep_min_p(logits, [1.0]) == 0.0).tolist() == [[True, False, True, False]]

@@ -14,8 +14,10 @@ from engine.sampling.noise import uniform
         [uniform(0, position) for position in range(20_000)],
         [uniform(seed, 7) for seed in range(20_000)],
         [uniform(2**63 - 1 - seed, seed) for seed in range(20_000)],
+        [uniform(0, 7, sample_index=n) for n in range(20_000)],
+        [uniform(5, n // 4, sample_index=n % 4) for n in range(20_000)],
     ],
-    ids=["along a sequence", "over seeds", "over both"],
+    ids=["along a sequence", "over seeds", "over both", "over samples", "of four samples"],
 )
 def test_draws_are_uniform(draws):
     buckets = [0] * 20
@@ -37,3 +39,13 @@ def test_any_whole_number_is_a_seed(seed):
 
 def test_seeds_and_positions_are_not_interchangeable():
     assert len({uniform(seed, position) for seed in range(50) for position in range(50)}) == 2500
+
+
+def test_samples_of_one_seed_are_not_another_seed_or_place():
+    values = {
+        uniform(seed, place, sample_index=sample)
+        for seed in range(16)
+        for place in range(16)
+        for sample in range(16)
+    }
+    assert len(values) == 16**3

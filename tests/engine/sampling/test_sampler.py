@@ -11,19 +11,25 @@ from engine.sampling.sampler import SamplingRow, sample
 NAN, INF = float("nan"), float("inf")
 
 
-def row(*, seed=0, position=0, **params):
-    return SamplingRow(params=SamplingParams(max_tokens=1, **params), seed=seed, position=position)
+def row(*, seed=0, position=0, sample_index=0, token_ids=(), **params):
+    return SamplingRow(
+        params=SamplingParams(max_tokens=1, **params),
+        seed=seed,
+        position=position,
+        sample_index=sample_index,
+        token_ids=token_ids,
+    )
 
 
 def random_logits(num_rows, vocab, *, seed=0, spread=2.0):
     return torch.randn(num_rows, vocab, generator=torch.Generator().manual_seed(seed)) * spread
 
 
-def expected_probs(logits, *, temperature=1.0, top_k=0, top_p=1.0):
+def expected_probs(logits, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
     """The definition, a token at a time."""
     probs = (logits.double() / temperature).softmax(-1)
     order = sorted(range(len(probs)), key=lambda token: -probs[token])
-    order = order[: top_k or None]
+    order = [token for token in order if probs[token] >= min_p * probs[order[0]]][: top_k or None]
     total = sum(float(probs[token]) for token in order)
     kept, so_far = [], 0.0
     for token in order:
@@ -44,7 +50,9 @@ def expected_probs(logits, *, temperature=1.0, top_k=0, top_p=1.0):
         {"temperature": 2.0},
         {"top_k": 5},
         {"top_p": 0.7},
+        {"min_p": 0.1},
         {"top_k": 8, "top_p": 0.8, "temperature": 1.3},
+        {"min_p": 0.05, "top_k": 12, "top_p": 0.8, "temperature": 1.3},
     ],
     ids=str,
 )
@@ -90,6 +98,7 @@ def test_the_smallest_temperature_that_is_not_greedy_gives_no_nan():
             st.integers(0, 2**63),
             st.integers(0, 4096),
             st.sampled_from(["fine"] * 4 + ["broken"]),
+            st.sampled_from([{}, {}, {"min_p": 0.1}, {"repetition_penalty": 1.5}, {"n": 2}]),
         ),
         min_size=1,
         max_size=6,
@@ -98,7 +107,9 @@ def test_the_smallest_temperature_that_is_not_greedy_gives_no_nan():
 def test_a_rows_result_depends_on_no_other_row(seed, vocab, specs):
     logits = random_logits(len(specs), vocab, seed=seed)
     rows = []
-    for i, (temperature, top_k, top_p, num_logprobs, row_seed, position, state) in enumerate(specs):
+    for i, (temperature, top_k, top_p, num_logprobs, row_seed, position, state, more) in enumerate(
+        specs
+    ):
         rows.append(
             row(
                 temperature=temperature,
@@ -107,6 +118,9 @@ def test_a_rows_result_depends_on_no_other_row(seed, vocab, specs):
                 num_logprobs=num_logprobs,
                 seed=row_seed,
                 position=position,
+                sample_index=i,
+                token_ids=[token % vocab for token in range(i)],
+                **more,
             )
         )
         if state == "broken":
@@ -134,6 +148,23 @@ def test_the_same_seed_and_position_draw_the_same_token_and_others_draw_others()
     assert sample(logits, [row(seed=5, position=9)]) == first
     others = {sample(logits, [row(seed=5, position=p)])[0].token_id for p in range(10, 30)}
     assert len(others) > 15
+
+
+def test_samples_of_one_request_differ_and_repeat():
+    logits = random_logits(1, 1000, spread=0.5).expand(16, 1000)
+    rows = [row(seed=5, position=9, sample_index=n) for n in range(16)]
+    first = sample(logits, rows)
+    assert sample(logits, rows) == first
+    assert len({token.token_id for token in first}) > 12
+
+
+def test_a_nucleus_is_one_of_what_min_p_leaves():
+    """The other order would keep three of these: 0.4 + 0.3 is short of 0.75."""
+    logits = torch.tensor([[0.4, 0.3, 0.1, 0.1, 0.1]]).log().expand(300, 5)
+    rows = [row(position=n, min_p=0.5, top_p=0.75) for n in range(300)]
+    assert {token.token_id for token in sample(logits, rows)} == {0, 1}
+    rows = [row(position=n, min_p=0.5, top_p=0.55) for n in range(300)]
+    assert {token.token_id for token in sample(logits, rows)} == {0}
 
 
 @pytest.mark.parametrize("value", [NAN, INF])
