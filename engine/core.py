@@ -276,6 +276,7 @@ def _sampling_row(plan: StepPlan, index: int) -> SamplingRow:
         position=sequence.num_tokens,
         token_ids=sequence.token_ids,
         num_prompt_tokens=sequence.num_prompt_tokens,
+        eos_token_ids=sequence.eos_token_ids,
     )
 
 
