@@ -3,17 +3,18 @@
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from adapters.archive_reader import ArchiveLimits, Member, open_archive
-from adapters.errors import AdapterInvalid, AdapterTooLarge
+from adapters.archive_reader import open_archive
+from adapters.errors import AdapterInvalid
 from adapters.folder import Selection, select_files
+from adapters.limits import UploadLimits
+from adapters.members import Member
+from adapters.meter import Meter
 from adapters.words import printable
-
-__all__ = ["ArchiveLimits", "UnpackReport", "collect_directory", "unpack"]
 
 _COPY_BYTES = 1 << 20
 _MAX_NAMED = 20
@@ -28,16 +29,18 @@ class UnpackReport:
 
 
 def unpack(
-    archive: Path, filename_hint: str, destination: Path, *, limits: ArchiveLimits | None = None
+    archive: Path, filename_hint: str, destination: Path, *, limits: UploadLimits | None = None
 ) -> UnpackReport:
     """Take the needed files out of a tar, tar.gz or zip into the flat folder `destination`.
 
     `filename_hint` is the uploader's name for the archive, and only ever shown. Raises
     AdapterInvalid with every reason, or AdapterTooLarge; `destination` may then hold half a file.
     """
-    limits = limits or ArchiveLimits()
-    with open_archive(archive, limits) as reader:
-        names = _member_names(reader.members(), limits)
+    limits = limits or UploadLimits()
+    with _open_regular(archive, shown="the archive") as file:
+        meter = Meter(limits, packed_bytes=os.fstat(file.fileno()).st_size)
+    with open_archive(archive, meter, limits) as reader:
+        names = _member_names(reader.members(), meter)
         selection = _select(names, shown=filename_hint)
         for clean, flat in selection.taken.items():
             with _create(destination / flat) as target:
@@ -46,27 +49,30 @@ def unpack(
 
 
 def collect_directory(
-    source: Path, destination: Path, *, limits: ArchiveLimits | None = None
+    source: Path, destination: Path, *, limits: UploadLimits | None = None
 ) -> UnpackReport:
     """Copy the needed files of the folder `source`, at any depth, by the same rules."""
-    limits = limits or ArchiveLimits()
-    found = dict(_walk(source, limits))
+    meter = Meter(limits or UploadLimits())
+    found = dict(_walk(source, meter))
     selection = _select(found)
     links = [clean for clean in selection.taken if found[clean].is_symlink()]
     if links:
         raise AdapterInvalid(
             [f"{name} is a link, and links aren't followed: copy the file itself" for name in links]
         )
-    total_bytes = 0
     for clean, flat in selection.taken.items():
-        with _open_regular(found[clean]) as file, _create(destination / flat) as target:
+        with _open_regular(found[clean], shown=clean) as file, _create(destination / flat) as out:
             while piece := file.read(_COPY_BYTES):
-                total_bytes += len(piece)
-                if total_bytes > limits.max_total_bytes:
-                    raise AdapterTooLarge(
-                        f"the adapter's files have more than {limits.max_total_bytes} bytes"
-                    )
-                target.write(piece)
+                meter.count(len(piece))
+                out.write(piece)
+    return _report(selection)
+
+
+def move_files(found: Mapping[str, Path], destination: Path) -> UnpackReport:
+    """Move the needed files among `found`, by the names that the uploader gave them."""
+    selection = _select(found)
+    for clean, flat in selection.taken.items():
+        found[clean].replace(destination / flat)
     return _report(selection)
 
 
@@ -82,19 +88,18 @@ def _report(selection: Selection) -> UnpackReport:
     return UnpackReport(taken=tuple(selection.taken.values()), skipped=selection.skipped)
 
 
-def _member_names(members: Iterator[Member], limits: ArchiveLimits) -> dict[str, str]:
+def _member_names(members: Iterator[Member], meter: Meter) -> dict[str, str]:
     """Return the files by their clean name; refuse the archive if any entry is dangerous."""
     names: dict[str, str] = {}
     dangers: list[str] = []
-    for number, member in enumerate(members, start=1):
-        if number > limits.max_members:
-            raise AdapterTooLarge(f"the archive has more than {limits.max_members} members")
+    for member in members:
+        meter.count_member()
         danger = member.danger or _name_danger(member.name)
         clean = _clean(member.name)
         if danger is None and member.is_file and clean in names:
             danger = "stands in the archive twice"
         if danger is not None:
-            dangers.append(f"{member.name[:200]!r} {danger}")
+            dangers.append(f"{printable(member.name[:200])!r} {danger}")
         elif member.is_file:
             names[clean] = member.name
     if dangers:
@@ -118,22 +123,25 @@ def _name_danger(name: str) -> str | None:
     return None
 
 
-def _walk(source: Path, limits: ArchiveLimits) -> Iterator[tuple[str, Path]]:
-    num_entries = 0
+def _walk(source: Path, meter: Meter) -> Iterator[tuple[str, Path]]:
     for folder, subfolders, files in os.walk(source, followlinks=False):
-        num_entries += len(subfolders) + len(files)
-        if num_entries > limits.max_members:
-            raise AdapterTooLarge(f"the folder has more than {limits.max_members} entries")
+        for _ in subfolders:
+            meter.count_member()
         for name in files:
+            meter.count_member()
             path = Path(folder) / name
             yield _clean(path.relative_to(source).as_posix()), path
 
 
-def _open_regular(path: Path) -> BinaryIO:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+def _open_regular(path: Path, *, shown: str) -> BinaryIO:
+    """Open a file for reading, or refuse it by the name that the uploader knows it by."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise AdapterInvalid([f"{shown} can't be opened: {error.strerror}"]) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise AdapterInvalid([f"{path.name} isn't a regular file"])
+        raise AdapterInvalid([f"{shown} isn't a regular file"])
     return os.fdopen(descriptor, "rb")
 
 

@@ -1,5 +1,7 @@
 """Which files of an upload are the adapter, judged by their names alone."""
 
+import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -8,6 +10,9 @@ from adapters.peft_format import CONFIG_NAME, WEIGHTS_NAME
 
 _ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".zip", ".tar.bz2", ".tar.xz", ".7z", ".rar")
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+# What `printable` makes of characters that can't be seen.
+_ESCAPED = re.compile(r"\\(?:x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8}|[tnr])")
+_MAX_LOOKALIKES = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,15 +25,23 @@ class Selection:
 
 
 def select_files(names: Iterable[str]) -> Selection:
-    """Choose the one adapter among `names`, paths with `/`; never guess between two."""
+    """Choose the one adapter among `names`, paths with `/`; never guess between two.
+
+    A config below the folder of a whole adapter, without weights of its own, is no second one: a
+    trainer leaves such folders behind.
+    """
     members = sorted(set(names))
+    lookalikes = [text for text in map(_lookalike_text, members) if text is not None]
+    if lookalikes:
+        return Selection(taken={}, skipped=(), problems=tuple(lookalikes[:_MAX_LOOKALIKES]))
     configs = [name for name in members if _base(name) == CONFIG_NAME]
-    if len(configs) != 1:
+    config = _only_adapter(configs, members)
+    if config is None:
         problem = _several(configs) if configs else _no_config(members)
         return Selection(taken={}, skipped=(), problems=(problem,))
-    folder = PurePosixPath(configs[0]).parent
+    folder = PurePosixPath(config).parent
     weights = str(folder / WEIGHTS_NAME)
-    taken = {configs[0]: CONFIG_NAME}
+    taken = {config: CONFIG_NAME}
     problems: tuple[str, ...] = ()
     if weights in members:
         taken[weights] = WEIGHTS_NAME
@@ -36,6 +49,33 @@ def select_files(names: Iterable[str]) -> Selection:
         problems = (missing_weights_text(members, folder=folder),)
     skipped = tuple(name for name in members if name not in taken)
     return Selection(taken=taken, skipped=skipped, problems=problems)
+
+
+def _only_adapter(configs: Sequence[str], members: Iterable[str]) -> str | None:
+    """Return the config of the one adapter that is meant, if there is no doubt."""
+    if len(configs) < 2:
+        return configs[0] if configs else None
+    top = min(configs, key=lambda name: len(PurePosixPath(name).parts))
+    folder = PurePosixPath(top).parent
+    others = [PurePosixPath(name).parent for name in configs if name != top]
+    # Weights of any kind, usable or not.
+    weighty = {
+        PurePosixPath(name).parent for name in members if _base(name).startswith("adapter_model")
+    }
+    is_alone = folder in weighty and weighty.isdisjoint(others)
+    return top if is_alone and all(folder in other.parents for other in others) else None
+
+
+def _lookalike_text(name: str) -> str | None:
+    """Say so if a name is a needed one but for case, width or characters that can't be seen."""
+    base = _base(name)
+    if base in (CONFIG_NAME, WEIGHTS_NAME):
+        return None
+    seen = unicodedata.normalize("NFKC", _ESCAPED.sub("", base)).casefold().strip()
+    for needed in (CONFIG_NAME, WEIGHTS_NAME):
+        if seen == needed:
+            return f"{base[:120]!r} isn't quite {needed}, and which file is meant isn't guessed"
+    return None
 
 
 def missing_weights_text(members: Sequence[str], *, folder: PurePosixPath) -> str:

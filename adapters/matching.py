@@ -55,7 +55,8 @@ def match_modules(config: EffectiveConfig, keys: Sequence[str]) -> Matching:
 
 def _unmatched_targets(config: EffectiveConfig, keys: Sequence[str]) -> tuple[str, ...]:
     targets = () if isinstance(config.target_modules, str) else config.target_modules
-    return tuple(t for t in targets if not any(_has_suffix(key, (t,)) for key in keys))
+    suffixes = {suffix for key in keys for suffix in _suffixes(key)}
+    return tuple(target for target in targets if target not in suffixes)
 
 
 def _patterns(config: EffectiveConfig) -> list[Pattern]:
@@ -119,7 +120,13 @@ def _is_all_linear(config: EffectiveConfig) -> bool:
 
 
 def _has_suffix(key: str, names: Iterable[str]) -> bool:
-    return any(key == name or key.endswith("." + name) for name in names)
+    return not _suffixes(key).isdisjoint(names)
+
+
+def _suffixes(key: str) -> set[str]:
+    """Return the key and what follows each of its dots."""
+    parts = key.split(".")
+    return {".".join(parts[start:]) for start in range(len(parts))}
 
 
 def _full(expression: str) -> Pattern:

@@ -6,19 +6,22 @@ other is tried in a child process that is ended when its time is up.
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-MAX_EXPRESSION_CHARS = 4096
-MATCH_TIMEOUT_S = 10.0
+from adapters.limits import MAX_EXPRESSION_CHARS, MAX_MATCH_CPU_S
+
+MATCH_TIMEOUT_S = 30.0
 
 # Expressions that can't branch or repeat, so that matching is linear.
 _PLAIN = re.compile(r"(?:[A-Za-z0-9_.\-]|\\\.)*")
 
-_CHILD = """
+_CHILD = f"""
 import json, re, resource, sys
+resource.setrlimit(resource.RLIMIT_CPU, ({MAX_MATCH_CPU_S}, {MAX_MATCH_CPU_S}))
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 patterns, keys = json.load(sys.stdin)
 rows = []
@@ -91,9 +94,10 @@ class PatternMatcher:
                 check=True,
             )
         except subprocess.TimeoutExpired as error:
-            shown = ", ".join(repr(pattern.shown[:80]) for pattern in patterns)
-            raise BadPattern(f"{shown}: matching takes too long") from error
+            raise _too_slow(patterns) from error
         except subprocess.CalledProcessError as error:
+            if -error.returncode in (signal.SIGXCPU, signal.SIGKILL):
+                raise _too_slow(patterns) from error
             raise BadPattern("an expression can't be matched") from error
         for pattern, row in zip(patterns, json.loads(answer.stdout), strict=True):
             if isinstance(row, str):
@@ -101,3 +105,10 @@ class PatternMatcher:
             self._found.update(
                 ((pattern, key), groups) for key, groups in zip(keys, row, strict=True)
             )
+
+
+def _too_slow(patterns: Sequence[Pattern]) -> BadPattern:
+    shown = ", ".join(repr(pattern.shown[:80]) for pattern in patterns[:4])
+    return BadPattern(
+        f"{shown}: matching takes too long; at most {MAX_MATCH_CPU_S} seconds are spent on it"
+    )

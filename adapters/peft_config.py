@@ -4,17 +4,20 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+from adapters.limits import MAX_CONFIG_BYTES, MAX_CONFIG_NAMES, MAX_CONFIG_PATTERNS
 from adapters.peft_format import CONFIG_NAME, EffectiveConfig
 from adapters.strict_json import NotStrictJson, parse_strict_json
 
-MAX_CONFIG_BYTES = 4 << 20
 LFS_POINTER_START = b"version https://git-lfs.github.com/spec/"
 LFS_POINTER_TEXT = (
     "is a Git LFS pointer of about 130 bytes instead of the file: fetch the file with "
     "`git lfs pull`, then upload it again"
 )
+T = TypeVar("T")
+_MAX_SHOWN_CHARS = 120
+
 # What PEFT takes for the Llama family when no targets are given.
 _DEFAULT_TARGETS = ("q_proj", "v_proj")
 
@@ -187,7 +190,7 @@ class _Reader:
 
     def _names_or_regex(self, key: str) -> tuple[str, ...] | str:
         value = self._take(key, (), _is_names_or_text, "a list of names or one text")
-        return value if isinstance(value, str) else tuple(dict.fromkeys(value))
+        return value if isinstance(value, str) else self._few(key, tuple(dict.fromkeys(value)))
 
     def _targets(self) -> tuple[str, ...] | str:
         if self._fields.get("target_modules") is None:
@@ -202,13 +205,25 @@ class _Reader:
         def is_pattern(value: Any) -> bool:
             return isinstance(value, dict) and all(fits(item) for item in value.values())
 
-        return dict(self._take(key, {}, is_pattern, f"an object of names and {wanted}"))
+        pattern = self._take(key, {}, is_pattern, f"an object of names and {wanted}")
+        return dict(self._few(key, tuple(pattern.items()), at_most=MAX_CONFIG_PATTERNS))
 
     def _layers(self) -> tuple[int, ...]:
         value = self._take(
             "layers_to_transform", (), _is_layers, "a layer's number or a list of them"
         )
-        return (value,) if isinstance(value, int) else tuple(value)
+        if isinstance(value, int):
+            return (value,)
+        return self._few("layers_to_transform", tuple(dict.fromkeys(value)))
+
+    def _few(
+        self, key: str, values: tuple[T, ...], *, at_most: int = MAX_CONFIG_NAMES
+    ) -> tuple[T, ...]:
+        """Return `values`, or none of them when matching so many would take too long."""
+        if len(values) <= at_most:
+            return values
+        self._problems.append(f"{key} has {len(values)} entries; at most {at_most} are read")
+        return ()
 
     def _layers_pattern(self) -> tuple[str, ...]:
         value = self._names_or_regex("layers_pattern")
@@ -243,7 +258,7 @@ class _Reader:
             self._problems.append(f"auto_mapping must be an object, not {_words(mapping)}")
             return None
         name = mapping.get("base_model_class")
-        return name if isinstance(name, str) else None
+        return name[:_MAX_SHOWN_CHARS] if isinstance(name, str) else None
 
     def _check_features(self) -> None:
         bias = self._fields.get("bias")
@@ -309,7 +324,7 @@ def _is_layers(value: Any) -> bool:
 
 def _words(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 120 else text[:117] + "..."
+    return text if len(text) <= _MAX_SHOWN_CHARS else text[: _MAX_SHOWN_CHARS - 3] + "..."
 
 
 def _listed(names: Mapping[str, Any]) -> str:

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from adapters.limits import MAX_HEADER_BYTES
 from adapters.peft_config import LFS_POINTER_START, LFS_POINTER_TEXT
 from adapters.peft_format import WORD_TYPES, TensorRef
 from adapters.strict_json import NotStrictJson, parse_strict_json
 
-MAX_HEADER_BYTES = 16 << 20
 _LENGTH_BYTES = 8
 
 

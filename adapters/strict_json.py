@@ -3,6 +3,8 @@
 import json
 from typing import Any, NoReturn
 
+from adapters.limits import MAX_JSON_DEPTH
+
 
 class NotStrictJson(ValueError):
     """The bytes aren't JSON in the strict sense; the text says where or why."""
@@ -16,6 +18,7 @@ def parse_strict_json(raw: bytes) -> Any:
             object_pairs_hook=_object_without_duplicates,
             parse_constant=_refuse_constant,
         )
+        _check_depth(value)
         if rb"\u" in raw:
             # Escapes can spell half a character, which nothing could encode again.
             json.dumps(value, ensure_ascii=False).encode()
@@ -26,10 +29,25 @@ def parse_strict_json(raw: bytes) -> Any:
     except json.JSONDecodeError as error:
         raise NotStrictJson(f"line {error.lineno}, column {error.colno}: {error.msg}") from error
     except RecursionError as error:
-        raise NotStrictJson("it is nested too deeply") from error
+        raise NotStrictJson(f"it is nested deeper than {MAX_JSON_DEPTH} levels") from error
     except ValueError as error:
         raise NotStrictJson(str(error)) from error
     return value
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(MAX_JSON_DEPTH + 1):
+        inner: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                inner += item.values()
+            elif isinstance(item, list):
+                inner += item
+        if not inner:
+            return
+        level = inner
+    raise ValueError(f"it is nested deeper than {MAX_JSON_DEPTH} levels")
 
 
 def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

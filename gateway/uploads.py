@@ -11,7 +11,8 @@ from anyio import CancelScope, to_thread
 from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 
-from adapters.archive import ArchiveLimits, UnpackReport, collect_directory, unpack
+from adapters.archive import UnpackReport, collect_directory, unpack
+from adapters.limits import UploadLimits
 from adapters.names import check_adapter_name
 from adapters.store import AdapterStore
 from gateway.admin_types import PathUpload
@@ -121,7 +122,7 @@ async def _from_form(request: Request, room: Path, settings: GatewaySettings) ->
 
 def _collect(source: Path, directory: Path, max_bytes: int) -> UnpackReport:
     directory.mkdir()
-    limits = ArchiveLimits(max_total_bytes=max_bytes)
+    limits = UploadLimits(max_total_bytes=max_bytes)
     if source.is_dir():
         return collect_directory(source, directory, limits=limits)
     return unpack(source, source.name, directory, limits=limits)

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.archive import ArchiveLimits, UnpackReport, collect_directory, unpack
+from adapters.archive import UnpackReport, collect_directory, unpack
 from adapters.errors import AdapterError, AdapterInvalid, AdapterTooLarge
+from adapters.limits import UploadLimits
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 FILES = {CONFIG: b"{}", WEIGHTS: b"w" * 1000}
@@ -44,7 +45,7 @@ PACKS = [pack_tar, pack_tar_gz, pack_zip]
 def taken(path: Path, **limits: int) -> tuple[UnpackReport, dict[str, bytes]]:
     destination = path.parent / "out"
     destination.mkdir()
-    report = unpack(path, "upload", destination, limits=ArchiveLimits(**limits))
+    report = unpack(path, "upload", destination, limits=UploadLimits(**limits))
     return report, {file.name: file.read_bytes() for file in destination.iterdir()}
 
 
@@ -223,7 +224,9 @@ def test_too_many_bytes_are_refused_with_the_limit(pack: Pack, tmp_path: Path) -
 @pytest.mark.parametrize("pack", PACKS)
 def test_too_many_members_are_refused_with_the_limit(pack: Pack, tmp_path: Path) -> None:
     files = FILES | {f"{number}": b"" for number in range(20)}
-    assert "10 members" in refusal(pack(tmp_path / "a", files), max_members=10)
+    assert "11 files and folders or more; at most 10" in refusal(
+        pack(tmp_path / "a", files), max_members=10
+    )
 
 
 def test_a_giant_table_of_contents_is_refused_before_it_is_read(tmp_path: Path) -> None:
@@ -327,6 +330,6 @@ def test_a_folder_that_is_too_large_is_refused(tmp_path: Path) -> None:
     for name, data in FILES.items():
         (source / name).write_bytes(data)
     with pytest.raises(AdapterTooLarge, match="500 bytes"):
-        collect_directory(source, destination, limits=ArchiveLimits(max_total_bytes=500))
-    with pytest.raises(AdapterTooLarge, match="1 entries"):
-        collect_directory(source, destination, limits=ArchiveLimits(max_members=1))
+        collect_directory(source, destination, limits=UploadLimits(max_total_bytes=500))
+    with pytest.raises(AdapterTooLarge, match="at most 1 are read"):
+        collect_directory(source, destination, limits=UploadLimits(max_members=1))

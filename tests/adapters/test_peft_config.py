@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.peft_config import MAX_CONFIG_BYTES, read_config
+from adapters.limits import MAX_CONFIG_BYTES
+from adapters.peft_config import read_config
 from tests.adapters.worlds import config
 
 
@@ -128,7 +129,7 @@ def test_all_problems_are_listed_at_once() -> None:
         (b'{"lora_alpha": NaN}', "NaN"),
         (b'{"a": "\\udcff"}', "half a character"),
         (b"\xff\xfe{}", "UTF-8"),
-        (b"[" * 100_000, "nested too deeply"),
+        (b"[" * 100_000, "nested deeper than"),
         (b'{"r": ' + b"9" * 5000 + b"}", "isn't JSON"),
         (b" " * (MAX_CONFIG_BYTES + 1), "at most"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),

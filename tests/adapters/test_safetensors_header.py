@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.safetensors_header import MAX_HEADER_BYTES, read_header
+from adapters.limits import MAX_HEADER_BYTES
+from adapters.safetensors_header import read_header
 from tests.adapters.worlds import safetensors_bytes, with_header
 
 
