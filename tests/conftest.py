@@ -7,7 +7,11 @@ import hypothesis
 import pytest
 from redis.asyncio import Redis
 
+from engine.server.core_environment import core_environment
 from tests.valkey import private_valkey
+
+# Before torch is imported: test processes share the cores with the servers that they start.
+os.environ.update(core_environment())
 
 hypothesis.settings.register_profile("dev", max_examples=25, deadline=None)
 hypothesis.settings.register_profile("ci", max_examples=100, deadline=None, derandomize=True)

@@ -18,6 +18,7 @@ from engine.config import EngineConfig
 from engine.errors import CoreBroken
 from engine.protocol import CoreReady
 from engine.server.core_client import CoreClient, CoreStartFailed
+from engine.server.core_environment import core_environment
 from engine.server.errors import log_unforeseen
 from engine.server.identifiers import new_id
 from engine.server.served_model import ServedModel, load_served_model
@@ -162,7 +163,7 @@ class CoreSupervisor:
         try:
             # Our end of its stdin closes when we end, however that happens: then it ends too.
             return await asyncio.create_subprocess_exec(
-                *self._command, *arguments, stdin=PIPE, stdout=_STDERR
+                *self._command, *arguments, stdin=PIPE, stdout=_STDERR, env=core_environment()
             )
         except OSError as problem:
             message = f"the engine core's process can't be started: {problem.strerror}"
