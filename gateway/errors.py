@@ -2,7 +2,8 @@
 
 GatewayError
 ├── InvalidRequest        the caller: a field is wrong; `param` names it
-│   └── BodyTooLarge      the caller: a limit is named with both numbers
+│   ├── BodyTooLarge      the caller: a limit is named with both numbers
+│   └── BodyTooSlow       the caller: the body stopped coming in
 ├── Unauthorized          the caller: no key, or one that nobody gave out
 ├── Forbidden             the caller: the key is good, but not for this
 ├── ModelNotFound         the caller's view is old: no such base, adapter, version or alias
@@ -46,6 +47,7 @@ TYPE_OF_STATUS = {
     403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
+    408: "invalid_request_error",
     409: "conflict_error",
     413: "invalid_request_error",
     422: "invalid_request_error",
@@ -80,6 +82,13 @@ class BodyTooLarge(InvalidRequest):
 
     code = "body_too_large"
     status = 413
+
+
+class BodyTooSlow(InvalidRequest):
+    """The body comes in too slowly, or not at all any more."""
+
+    code = "body_too_slow"
+    status = 408
 
 
 class Unauthorized(GatewayError):
@@ -250,6 +259,9 @@ def error_headers(error: GatewayError) -> dict[str, str]:
         headers["x-should-retry"] = "true"
     elif error.status == 409:
         headers["x-should-retry"] = "false"
+    if error.status == 408:
+        # Who still sends drops by drop isn't listened to any longer.
+        headers["connection"] = "close"
     return headers
 
 

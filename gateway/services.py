@@ -13,11 +13,14 @@ from adapters.store import AdapterStore
 from gateway.background import Background
 from gateway.dispatch import Dispatcher
 from gateway.metrics import GatewayMetrics
+from gateway.probing import VersionProber
+from gateway.pruning import Pruner
 from gateway.publishing import Publisher
 from gateway.redis_connection import connect
 from gateway.registry_reader import RegistryReader
 from gateway.settings import GatewaySettings
 from gateway.upkeep import Upkeep
+from gateway.uploads import UploadDesk
 from gateway.workers.client import WorkerClient
 from gateway.workers.drivers.base import WorkerDriver
 from gateway.workers.drivers.loraplex import LoraplexDriver
@@ -31,6 +34,8 @@ class Gateway:
     settings: GatewaySettings
     reader: RegistryReader
     publisher: Publisher
+    pruner: Pruner
+    uploads: UploadDesk
     pool: WorkerPool
     client: WorkerClient
     drivers: dict[str, WorkerDriver]
@@ -66,13 +71,24 @@ async def running_gateway(
         drivers: dict[str, WorkerDriver] = {"loraplex": driver}
         background = Background()
         opened.push_async_callback(background.aclose)
-        upkeep = Upkeep(registry=registry, reader=reader, store=store, journal=journal)
+        pruner = Pruner(
+            store=store, registry=registry, pool=pool, drivers=drivers, background=background
+        )
+        prober = VersionProber(
+            registry=registry, reader=reader, pool=pool, drivers=drivers, pruner=pruner
+        )
+        opened.push_async_callback(prober.aclose)
+        upkeep = Upkeep(
+            registry=registry, reader=reader, store=store, journal=journal, prober=prober
+        )
         await upkeep.begin()
         background.start(upkeep.run(interval_s=settings.snapshot_interval_s), name="upkeep")
         yield Gateway(
             settings=settings,
             reader=reader,
-            publisher=Publisher(store=store, registry=registry, reader=reader),
+            publisher=Publisher(store=store, registry=registry, reader=reader, prober=prober),
+            pruner=pruner,
+            uploads=UploadDesk(store=store, settings=settings),
             pool=pool,
             client=client,
             drivers=drivers,

@@ -15,6 +15,8 @@ class GatewaySettings:
     allowed_roots        directories from which a JSON upload may read
     max_upload_bytes     of one upload as it comes over the wire, and of what it unpacks to
     max_body_bytes       of any other request body
+    upload_silence_s     how long an upload may send nothing before it is given up
+    upload_timeout_s     how long an upload may take to come in
     cluster_token        what workers want to see, and sign their heartbeats with; None for neither
     snapshot_interval_s  how often the local copy of registry and workers is renewed
     worker_wait_s        how long a request waits for a worker when there is none
@@ -29,6 +31,8 @@ class GatewaySettings:
     allowed_roots: tuple[Path, ...] = ()
     max_upload_bytes: int = 2 * 1024**3
     max_body_bytes: int = 32 * 1024**2
+    upload_silence_s: float = 30.0
+    upload_timeout_s: float = 3600.0
     cluster_token: str | None = field(default=None, repr=False)
     snapshot_interval_s: float = 1.0
     worker_wait_s: float = 5.0
@@ -39,6 +43,12 @@ class GatewaySettings:
         for name in ("max_upload_bytes", "max_body_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("snapshot_interval_s", "worker_silence_s", "load_timeout_s"):
+        for name in (
+            "upload_silence_s",
+            "upload_timeout_s",
+            "snapshot_interval_s",
+            "worker_silence_s",
+            "load_timeout_s",
+        ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")

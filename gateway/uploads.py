@@ -1,28 +1,33 @@
 """An upload as it comes over the wire, into a flat directory of staged files."""
 
-import shutil
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from anyio import CancelScope, to_thread
-from starlette.datastructures import FormData, UploadFile
+from anyio import CancelScope, CapacityLimiter, fail_after, to_thread
 from starlette.requests import Request
+from starlette.types import Message, Receive
 
-from adapters.archive import UnpackReport, collect_directory, unpack
+from adapters.archive import UnpackReport, collect_directory, move_files, unpack
 from adapters.limits import UploadLimits
 from adapters.names import check_adapter_name
 from adapters.store import AdapterStore
+from adapters.words import printable
 from gateway.admin_types import PathUpload
-from gateway.errors import InvalidRequest
+from gateway.errors import BodyTooSlow, InvalidRequest
+from gateway.multipart import FilePart, ReceivedForm, receive_form
 from gateway.parsing import blaming, parse_json, read_body, with_bounded_body
 from gateway.settings import GatewaySettings
 
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".zip")
-FORM_FIELDS = frozenset({"name", "base", "promote", "files", "file"})
-MAX_FILES = 256
+TEXT_FIELDS = ("name", "base", "promote", "allow_no_effect")
+FILE_FIELDS = ("files", "file")
+MAX_FILE_NAME_BYTES = 1024
+# Unpacked at once; the others wait, so that streams of other people keep their share.
+MAX_UNPACKED_AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,97 +40,115 @@ class StagedUpload:
     name: str
     base: str | None
     promote: bool
+    allow_no_effect: bool
     directory: Path
     report: UnpackReport
 
 
-@asynccontextmanager
-async def staged_upload(
-    request: Request, *, store: AdapterStore, settings: GatewaySettings
-) -> AsyncIterator[StagedUpload]:
-    """Hold an upload's files in the store's staging directory; they are gone after the block.
+class UploadDesk:
+    """Takes uploads in, within the settings' limits of bytes and time."""
 
-    Takes a multipart form, or JSON with a path. Raises InvalidRequest, BodyTooLarge or
-    AdapterError, and leaves nothing behind then.
-    """
-    if request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
-        async with _room(store) as room:
-            yield await _from_form(request, room, settings)
-    else:
-        body = await read_body(request, max_bytes=settings.max_body_bytes)
-        wanted = parse_json(body, PathUpload)
-        with blaming("name"):
-            check_adapter_name(wanted.name)
-        async with staged_path(wanted, store=store, settings=settings, param="path") as upload:
-            yield upload
+    def __init__(self, *, store: AdapterStore, settings: GatewaySettings) -> None:
+        self._store = store
+        self._settings = settings
+        self._limits = UploadLimits(max_total_bytes=settings.max_upload_bytes)
+        self._threads = CapacityLimiter(MAX_UNPACKED_AT_ONCE)
 
+    @asynccontextmanager
+    async def staged(self, request: Request) -> AsyncIterator[StagedUpload]:
+        """Hold an upload's files in the store's staging directory; they are gone after the block.
 
-@asynccontextmanager
-async def staged_path(
-    wanted: PathUpload, *, store: AdapterStore, settings: GatewaySettings, param: str
-) -> AsyncIterator[StagedUpload]:
-    """Hold a copy of the directory or archive at `wanted.path`, as `staged_upload` does.
+        Takes a multipart form, or JSON with a path. Raises InvalidRequest, BodyTooLarge,
+        BodyTooSlow or AdapterError, and leaves nothing behind then.
+        """
+        timely = Request(request.scope, _timely(request.receive, self._settings))
+        if request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+            async with self._room() as room:
+                yield await self._from_form(timely, room)
+        else:
+            body = await read_body(timely, max_bytes=self._settings.max_body_bytes)
+            wanted = parse_json(body, PathUpload)
+            with blaming("name"):
+                check_adapter_name(wanted.name)
+            async with self.staged_path(wanted, param="path") as upload:
+                yield upload
 
-    The path must lie below an allowed root; `param` is the field that is named if it doesn't.
-    """
-    source = await to_thread.run_sync(
-        partial(_below_allowed_root, wanted.path, settings.allowed_roots, param=param)
-    )
-    async with _room(store) as room:
-        directory = room / "adapter"
-        report = await to_thread.run_sync(_collect, source, directory, settings.max_upload_bytes)
-        yield StagedUpload(
-            name=wanted.name,
-            base=wanted.base,
-            promote=wanted.promote,
-            directory=directory,
-            report=report,
+    @asynccontextmanager
+    async def staged_path(self, wanted: PathUpload, *, param: str) -> AsyncIterator[StagedUpload]:
+        """Hold a copy of the directory or archive at `wanted.path`, as `staged` does.
+
+        The path must lie below an allowed root; `param` is the field that is named if it doesn't.
+        """
+        source = await to_thread.run_sync(
+            partial(_below_allowed_root, wanted.path, self._settings.allowed_roots, param=param)
         )
-
-
-@asynccontextmanager
-async def _room(store: AdapterStore) -> AsyncIterator[Path]:
-    staging = store.staging()
-    room = await to_thread.run_sync(staging.__enter__)
-    try:
-        yield room
-    finally:
-        with CancelScope(shield=True):
-            await to_thread.run_sync(staging.__exit__, None, None, None)
-
-
-async def _from_form(request: Request, room: Path, settings: GatewaySettings) -> StagedUpload:
-    bounded = with_bounded_body(request, max_bytes=settings.max_upload_bytes)
-    async with bounded.form(max_files=MAX_FILES, max_fields=16) as form:
-        unknown = sorted(set(form) - FORM_FIELDS)
-        if unknown:
-            raise InvalidRequest(
-                f"the field `{unknown[0]}` isn't supported",
-                param=unknown[0],
-                code="unsupported_field",
+        async with self._room() as room:
+            directory = room / "adapter"
+            yield StagedUpload(
+                name=wanted.name,
+                base=wanted.base,
+                promote=wanted.promote,
+                allow_no_effect=wanted.allow_no_effect,
+                directory=directory,
+                report=await self._in_thread(_collect_path, source, directory),
             )
-        name, base = _text(form, "name"), _text(form, "base")
+
+    @asynccontextmanager
+    async def _room(self) -> AsyncIterator[Path]:
+        staging = self._store.staging()
+        room = await to_thread.run_sync(staging.__enter__)
+        try:
+            yield room
+        finally:
+            with CancelScope(shield=True):
+                await to_thread.run_sync(staging.__exit__, None, None, None)
+
+    async def _from_form(self, request: Request, room: Path) -> StagedUpload:
+        received, directory = room / "received", room / "adapter"
+        await to_thread.run_sync(received.mkdir)
+        bounded = with_bounded_body(request, max_bytes=self._settings.max_upload_bytes)
+        form = await receive_form(bounded, received)
+        _refuse_unknown_fields(form)
+        name = _text(form, "name")
         if name is None:
             raise InvalidRequest("the field `name` is missing", param="name", code="missing_field")
         with blaming("name"):
             check_adapter_name(name)
-        promote = _truth(form, "promote")
-        received = room / "received"
-        await to_thread.run_sync(_write_parts, _files(form), received)
-    directory = room / "adapter"
-    source = await to_thread.run_sync(_single_archive, received)
-    report = await to_thread.run_sync(
-        _collect, source or received, directory, settings.max_upload_bytes
-    )
-    return StagedUpload(name=name, base=base, promote=promote, directory=directory, report=report)
+        base, promote = _text(form, "base"), _truth(form, "promote")
+        files = _named_files(form.files)
+        return StagedUpload(
+            name=name,
+            base=base,
+            promote=promote,
+            allow_no_effect=_truth(form, "allow_no_effect"),
+            directory=directory,
+            report=await self._in_thread(_collect_files, files, directory),
+        )
+
+    async def _in_thread(
+        self, collect: Callable[..., UnpackReport], source: object, directory: Path
+    ) -> UnpackReport:
+        work = partial(collect, source, directory, limits=self._limits)
+        return await to_thread.run_sync(work, limiter=self._threads)
 
 
-def _collect(source: Path, directory: Path, max_bytes: int) -> UnpackReport:
+def _collect_path(source: Path, directory: Path, *, limits: UploadLimits) -> UnpackReport:
     directory.mkdir()
-    limits = UploadLimits(max_total_bytes=max_bytes)
     if source.is_dir():
         return collect_directory(source, directory, limits=limits)
     return unpack(source, source.name, directory, limits=limits)
+
+
+def _collect_files(
+    files: dict[str, Path], directory: Path, *, limits: UploadLimits
+) -> UnpackReport:
+    """Unpack the one archive, when the upload is one file with the name of an archive."""
+    directory.mkdir()
+    if len(files) == 1:
+        ((filename, path),) = files.items()
+        if filename.lower().endswith(ARCHIVE_SUFFIXES):
+            return unpack(path, filename, directory, limits=limits)
+    return move_files(files, directory)
 
 
 def _below_allowed_root(path: str, roots: tuple[Path, ...], *, param: str) -> Path:
@@ -146,55 +169,88 @@ def _below_allowed_root(path: str, roots: tuple[Path, ...], *, param: str) -> Pa
     return real
 
 
-def _text(form: FormData, name: str) -> str | None:
-    values = form.getlist(name)
+def _timely(receive: Receive, settings: GatewaySettings) -> Receive:
+    """Return `receive`, which raises BodyTooSlow when a body stops coming or never ends."""
+    started = time.monotonic()
+    silence_s, timeout_s = settings.upload_silence_s, settings.upload_timeout_s
+
+    async def timely_receive() -> Message:
+        passed_s = time.monotonic() - started
+        if passed_s > timeout_s:
+            raise BodyTooSlow(
+                f"the upload has come in for {passed_s:.0f} seconds; at most {timeout_s:g} are "
+                "waited"
+            )
+        try:
+            with fail_after(silence_s):
+                return await receive()
+        except TimeoutError:
+            raise BodyTooSlow(
+                f"nothing of the upload came for {silence_s:g} seconds, and longer isn't waited"
+            ) from None
+
+    return timely_receive
+
+
+def _refuse_unknown_fields(form: ReceivedForm) -> None:
+    for name in [*(name for name, _ in form.texts), *(file.field for file in form.files)]:
+        if name not in TEXT_FIELDS + FILE_FIELDS:
+            shown = printable(name[:80])
+            raise InvalidRequest(
+                f"the field `{shown}` isn't supported", param=shown, code="unsupported_field"
+            )
+    for file in form.files:
+        if file.field in TEXT_FIELDS:
+            raise InvalidRequest(
+                f"the field `{file.field}` takes one piece of text, not a file", param=file.field
+            )
+    for name, _ in form.texts:
+        if name in FILE_FIELDS:
+            raise InvalidRequest(
+                f"the field `{name}` takes a file, with a filename, not text", param=name
+            )
+
+
+def _text(form: ReceivedForm, name: str) -> str | None:
+    values = [text for field, text in form.texts if field == name]
     if not values:
         return None
-    if len(values) > 1 or not isinstance(values[0], str) or not values[0]:
+    if len(values) > 1 or not values[0]:
         raise InvalidRequest(f"the field `{name}` takes one piece of text", param=name)
     return values[0]
 
 
-def _truth(form: FormData, name: str) -> bool:
+def _truth(form: ReceivedForm, name: str) -> bool:
     text = _text(form, name)
     if text not in {None, "true", "false"}:
         raise InvalidRequest(f"the field `{name}` is `true` or `false`", param=name)
     return text == "true"
 
 
-def _files(form: FormData) -> list[UploadFile]:
-    parts = [*form.getlist("files"), *form.getlist("file")]
-    files = [part for part in parts if isinstance(part, UploadFile)]
-    if not files or len(files) < len(parts):
+def _named_files(parts: list[FilePart]) -> dict[str, Path]:
+    """Return the received files by the names that the client gave them."""
+    if not parts:
         raise InvalidRequest(
             "give the adapter's files, or one archive, as file parts named `files`",
             param="files",
             code="missing_field",
         )
+    files: dict[str, Path] = {}
+    for part in parts:
+        name = _clean_name(part.filename)
+        if name in files:
+            raise InvalidRequest(f"two parts are named {name[:200]!r}", param="files")
+        files[name] = part.path
     return files
 
 
-def _write_parts(files: list[UploadFile], received: Path) -> None:
-    for file in files:
-        target = received / _relative_name(file.filename or "")
-        if target.exists():
-            raise InvalidRequest(f"two parts are named {target.name!r}", param="files")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with target.open("wb") as out:
-            shutil.copyfileobj(file.file, out, 1 << 20)
-
-
-def _relative_name(filename: str) -> PurePosixPath:
+def _clean_name(filename: str) -> str:
     name = PurePosixPath(filename.replace("\\", "/"))
     is_plain = name.parts and not name.is_absolute() and ".." not in name.parts
-    if not is_plain or "\0" in filename or any(len(part.encode()) > 255 for part in name.parts):
-        raise InvalidRequest(f"{filename[:200]!r} can't be a file's name", param="files")
-    return name
-
-
-def _single_archive(received: Path) -> Path | None:
-    """Return the archive, when the upload is one file with the name of an archive."""
-    files = [path for path in received.rglob("*") if path.is_file()]
-    if len(files) == 1 and files[0].name.lower().endswith(ARCHIVE_SUFFIXES):
-        return files[0]
-    return None
+    if not is_plain or "\0" in filename or len(filename.encode()) > MAX_FILE_NAME_BYTES:
+        raise InvalidRequest(
+            f"{printable(filename[:200])!r} can't be a file's name: it is relative, has no `..` "
+            f"in it, and at most {MAX_FILE_NAME_BYTES} bytes",
+            param="files",
+        )
+    return printable(str(name))

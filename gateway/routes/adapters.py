@@ -20,16 +20,18 @@ from gateway.responses import json_response
 from gateway.route_spec import RouteSpec
 from gateway.services import gateway_of
 from gateway.tenancy.keys import Access
-from gateway.uploads import staged_upload
 
 
 async def upload_adapter(request: Request) -> Response:
-    """Store, validate and register a version; 200 when the same content is one already."""
+    """Validate, store, register and probe a version; 200 when the same content is one already.
+
+    202 while no worker can probe it: it becomes routable when one has.
+    """
     gateway = gateway_of(request)
-    async with staged_upload(
-        request, store=gateway.publisher.store, settings=gateway.settings
-    ) as upload:
+    async with gateway.uploads.staged(request) as upload:
         published = await gateway.publisher.publish(upload)
+    if published.is_waiting:
+        return json_response(published.view, status=202)
     return json_response(published.view, status=201 if published.is_new else 200)
 
 
@@ -98,7 +100,7 @@ ROUTES = [
         request=PathUpload,
         form=UploadForm,
         response=UploadView,
-        statuses=(201, 200),
+        statuses=(201, 200, 202),
     ),
     RouteSpec(
         method="GET",

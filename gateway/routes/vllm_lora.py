@@ -11,7 +11,6 @@ from gateway.removal import remove_adapter
 from gateway.route_spec import RouteSpec
 from gateway.services import gateway_of
 from gateway.tenancy.keys import Access
-from gateway.uploads import staged_path
 
 
 async def load_lora_adapter(request: Request) -> Response:
@@ -28,10 +27,14 @@ async def load_lora_adapter(request: Request) -> Response:
             param="lora_name",
         )
     wanted = PathUpload(name=name, path=asked.lora_path, promote=True)
-    async with staged_path(
-        wanted, store=gateway.publisher.store, settings=gateway.settings, param="lora_path"
-    ) as upload:
-        await gateway.publisher.publish(upload)
+    async with gateway.uploads.staged_path(wanted, param="lora_path") as upload:
+        published = await gateway.publisher.publish(upload)
+    if published.is_waiting:
+        return PlainTextResponse(
+            f"LoRA adapter '{asked.lora_name}' is stored; it can be called as soon as a worker "
+            "has probed it.",
+            status_code=202,
+        )
     return PlainTextResponse(f"Success: LoRA adapter '{asked.lora_name}' added successfully.")
 
 
