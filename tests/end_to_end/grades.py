@@ -58,6 +58,7 @@ def teacher_forced_logits(llm: LLM, token_ids: list[int], lora_id: str | None) -
         residency.claim(lora_id)
         while (lease := residency.lease(lora_id)) is None:
             core.step()
+        residency.unclaim(lora_id)
     sequence = Sequence(
         request_id="teacher",
         token_ids=token_ids,
