@@ -67,6 +67,7 @@ def build_core(
         residency=None if adapters is None else adapters.residency,
     )
     limits = ModelLimits(
+        base_identity=loaded.identity,
         max_model_len=max_model_len,
         vocab_size=loaded.spec.vocab_size,
         eos_token_ids=loaded.eos_token_ids,

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.errors import AdapterConflict, EngineError, InvalidRequest, UnknownAdapter
+from engine.kvcache.prefix_index import kv_root
 from engine.lora.lifecycle import AdapterLifecycle, call_failed
 from engine.model.probing import AdapterProber
-from engine.model.runner import ModelRunner
+from engine.model.runner import ModelRunner, PromptTile
 from engine.protocol import (
     AbortRequest,
     AddRequest,
@@ -20,9 +21,11 @@ from engine.protocol import (
     LoadAdapter,
     ProbeAdapter,
     RequestFailed,
+    SequenceOutput,
     StepDone,
     UnloadAdapter,
 )
+from engine.sampling.prompt_logprobs import PromptLogprobs
 from engine.sampling.sampler import SampledToken, SamplingRow, sample
 from engine.scheduler.plan import StepPlan
 from engine.scheduler.scheduler import Scheduler
@@ -31,8 +34,9 @@ from engine.sequence import Sequence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
-    """What a request may ask of the loaded model."""
+    """What a request may ask of the loaded model, and which model it is."""
 
+    base_identity: str
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
@@ -126,13 +130,7 @@ class EngineCore:
             self._check_when_idle()
             return events
         self._checked = False
-        logits = self.runner.run(plan)
-        sampled: dict[int, SampledToken] = {}
-        if logits is not None:
-            positions = [index for index, chunk in enumerate(plan.chunks) if chunk.samples]
-            rows = [_sampling_row(plan, index) for index in positions]
-            sampled = dict(zip(positions, sample(logits, rows), strict=True))
-        outputs = self.scheduler.commit(plan, sampled)
+        outputs = self._compute(plan)
         if outputs:
             events.append(StepDone(outputs=outputs))
         return events
@@ -159,6 +157,9 @@ class EngineCore:
             adapters=[] if residency is None else residency.statuses(),
             num_adapter_loads=0 if residency is None else residency.num_loads,
             num_adapter_evictions=0 if residency is None else residency.num_evictions,
+            num_preemptions=counters.num_preemptions,
+            num_cached_tokens=counters.num_cached_tokens,
+            num_cached_blocks=scheduler.cache.num_cached_blocks,
         )
 
     def check_invariants(self) -> None:
@@ -171,6 +172,26 @@ class EngineCore:
         """End the loader process; the core can't be used afterwards."""
         if self.adapters is not None:
             self.adapters.close()
+
+    def _compute(self, plan: StepPlan) -> list[SequenceOutput]:
+        """Run a step and draw its tokens; return what it brought."""
+        prompt_logprobs = PromptLogprobs()
+
+        def take_prompt_logits(tile: PromptTile) -> None:
+            sequence = plan.chunks[tile.position].sequence
+            first = tile.start + 1
+            prompt_logprobs.add(
+                tile.position,
+                tile.logits,
+                next_token_ids=sequence.token_ids[first : first + tile.logits.shape[0]],
+                num_top=sequence.params.num_prompt_logprobs or 0,
+            )
+
+        logits = self.runner.run(plan, on_prompt_logits=take_prompt_logits)
+        sampled: list[SampledToken] = []
+        if logits is not None:
+            sampled = sample(logits, _sampling_rows(plan))
+        return self.scheduler.commit(plan, sampled, prompt_logprobs.by_position)
 
     def _add(self, request: AddRequest) -> list[Event]:
         try:
@@ -210,6 +231,18 @@ class EngineCore:
             seed=secrets.randbits(63) if seed is None else seed,
             eos_token_ids=self.limits.eos_token_ids,
             lora_id=request.lora_id,
+            tenant=request.tenant,
+            priority=request.priority,
+            cache_root=self._cache_root(request),
+        )
+
+    def _cache_root(self, request: AddRequest) -> bytes:
+        version = None
+        if request.lora_id is not None:
+            assert self.adapters is not None, "its adapter is known"
+            version = self.adapters.residency.content_digest(request.lora_id)
+        return kv_root(
+            base_identity=self.limits.base_identity, version=version, salt=request.cache_salt
         )
 
     def _load(self, command: LoadAdapter) -> list[Event]:
@@ -238,14 +271,14 @@ class EngineCore:
                 deadline_s=self._clock() + command.timeout_s,
             )
         )
-        return [_failed(sequence.request_id, unloaded) for sequence in ended]
+        return [_failed(request_id, unloaded) for request_id in ended]
 
     def _fail_broken_loads(self, adapters: AdapterLifecycle) -> list[Event]:
         events: list[Event] = []
         for lora_id, message in adapters.take_failures().items():
             error = EngineError(f"the adapter {lora_id!r} can't be loaded: {message}")
             ended = self.scheduler.fail_waiting(lora_id)
-            events += [_failed(sequence.request_id, error) for sequence in ended]
+            events += [_failed(request_id, error) for request_id in ended]
             if self._prober is not None:
                 events += self._prober.load_failed(lora_id, error)
         return events
@@ -256,7 +289,7 @@ class EngineCore:
             if self._clock() >= unload.deadline_s:
                 unloaded = AdapterConflict(f"the adapter {unload.lora_id!r} was unloaded")
                 ended = self.scheduler.abort_running(unload.lora_id)
-                events += [_failed(sequence.request_id, unloaded) for sequence in ended]
+                events += [_failed(request_id, unloaded) for request_id in ended]
             if adapters.residency.finish_unload(unload.lora_id):
                 self._unloads.remove(unload)
                 events.append(CallDone(call_id=unload.call_id))
@@ -268,16 +301,21 @@ class EngineCore:
             self._checked = True
 
 
-def _sampling_row(plan: StepPlan, index: int) -> SamplingRow:
-    sequence = plan.chunks[index].sequence
-    return SamplingRow(
-        params=sequence.params,
-        seed=sequence.seed,
-        position=sequence.num_tokens,
-        token_ids=sequence.token_ids,
-        num_prompt_tokens=sequence.num_prompt_tokens,
-        eos_token_ids=sequence.eos_token_ids,
-    )
+def _sampling_rows(plan: StepPlan) -> list[SamplingRow]:
+    """Return how each token of a step is drawn, in the order of the plan."""
+    return [
+        SamplingRow(
+            params=chunk.sequence.params,
+            seed=chunk.sequence.seed,
+            position=chunk.sequence.num_tokens,
+            sample_index=sample_index,
+            token_ids=chunk.sequence.token_ids,
+            num_prompt_tokens=chunk.sequence.num_prompt_tokens,
+            eos_token_ids=chunk.sequence.eos_token_ids,
+        )
+        for chunk in plan.chunks
+        for sample_index in chunk.drawn_samples
+    ]
 
 
 def _failed(request_id: str, error: EngineError) -> RequestFailed:

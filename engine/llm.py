@@ -29,6 +29,7 @@ from engine.protocol import (
     LoadAdapter,
     RequestFailed,
     SamplingParams,
+    SequenceOutput,
     StepDone,
     TokenLogprob,
     UnloadAdapter,
@@ -37,14 +38,17 @@ from engine.protocol import (
 
 @dataclass(slots=True, kw_only=True)
 class Completion:
-    """The answer to one prompt.
+    """One answer to one prompt.
 
-    logprobs   one entry per token when asked for: the sampled token first, then the top ones
+    logprobs         one entry per token when asked for: the sampled token first, then the top ones
+    prompt_logprobs  of sample 0, when asked for: None for the first token, then as logprobs
     """
 
     prompt_ids: list[int]
+    sample_index: int = 0
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[list[TokenLogprob]] = field(default_factory=list)
+    prompt_logprobs: list[list[TokenLogprob] | None] | None = None
     text: str = ""
     finish_reason: str | None = None
     num_cached_tokens: int = 0
@@ -98,27 +102,34 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams],
         *,
         lora_ids: Sequence[str | None] | None = None,
+        cache_salt: str = "",
     ) -> list[Completion]:
         """Answer all prompts in one continuous batch, in the order given.
 
-        Raises EngineError with the first refusal's words; the other requests are then aborted.
+        A prompt with n samples has n completions, one behind the other. Raises EngineError with
+        the first refusal's words; the other requests are then aborted.
         """
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         loras = [None] * len(prompts) if lora_ids is None else list(lora_ids)
-        open_requests: dict[str, Completion] = {}
+        open_samples: dict[tuple[str, int], Completion] = {}
         completions: list[Completion] = []
         for prompt, one, lora_id in zip(prompts, each, loras, strict=True):
             prompt_ids = self.encode(prompt) if isinstance(prompt, str) else prompt
             request_id = f"request-{next(self._ids)}"
-            completion = Completion(prompt_ids=prompt_ids)
-            completions.append(completion)
-            open_requests[request_id] = completion
+            for sample_index in range(one.n):
+                completion = Completion(prompt_ids=prompt_ids, sample_index=sample_index)
+                completions.append(completion)
+                open_samples[request_id, sample_index] = completion
             command = AddRequest(
-                request_id=request_id, prompt_ids=prompt_ids, params=one, lora_id=lora_id
+                request_id=request_id,
+                prompt_ids=prompt_ids,
+                params=one,
+                lora_id=lora_id,
+                cache_salt=cache_salt,
             )
-            self._take(self.core.handle(command), open_requests)
-        while open_requests:
-            self._take(self.core.step(), open_requests)
+            self._take(self.core.handle(command), open_samples)
+        while open_samples:
+            self._take(self.core.step(), open_samples)
         for completion in completions:
             completion.text = self.tokenizer.decode(completion.token_ids)
         return completions
@@ -137,21 +148,28 @@ class LLM:
         if self._scratch is not None:
             self._scratch.cleanup()
 
-    def _take(self, events: list[Event], open_requests: dict[str, Completion]) -> None:
+    def _take(self, events: list[Event], open_samples: dict[tuple[str, int], Completion]) -> None:
         for event in events:
             if isinstance(event, RequestFailed):
-                for request_id in open_requests:
+                for request_id, _sample_index in open_samples:
                     self.core.scheduler.abort(request_id)
                 raise EngineError(f"{event.code}: {event.message}")
             if isinstance(event, StepDone):
                 for output in event.outputs:
-                    completion = open_requests[output.request_id]
-                    completion.token_ids += output.token_ids
-                    completion.logprobs += output.logprobs or []
-                    completion.num_cached_tokens = output.num_cached_tokens
-                    if output.finish_reason is not None:
-                        completion.finish_reason = output.finish_reason
-                        del open_requests[output.request_id]
+                    self._take_output(output, open_samples)
+
+    def _take_output(
+        self, output: SequenceOutput, open_samples: dict[tuple[str, int], Completion]
+    ) -> None:
+        key = output.request_id, output.sample_index
+        completion = open_samples[key]
+        completion.token_ids += output.token_ids
+        completion.logprobs += output.logprobs or []
+        completion.prompt_logprobs = output.prompt_logprobs or completion.prompt_logprobs
+        completion.num_cached_tokens = output.num_cached_tokens
+        if output.finish_reason is not None:
+            completion.finish_reason = output.finish_reason
+            del open_samples[key]
 
     def _call(self, command: Command) -> None:
         events = self.core.handle(command)

@@ -8,7 +8,8 @@ class BlockPool:
     """Hands block ids out and takes them back. Only CacheManager calls it.
 
     A block with a count of zero is in the free list, which is kept in eviction order: the block
-    that has been free for longest is handed out first. Holds no tensors.
+    that has been free for longest is handed out first, but those without worth before all others.
+    Holds no tensors.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -28,7 +29,7 @@ class BlockPool:
         return self._num_holders[block_id]
 
     def allocate(self, num_blocks: int) -> list[int] | None:
-        """Hold the `num_blocks` longest free blocks, or return None and change nothing."""
+        """Hold the first `num_blocks` of the free list, or return None and change nothing."""
         if num_blocks > len(self._free):
             return None
         block_ids = [self._free.popitem(last=False)[0] for _ in range(num_blocks)]
@@ -52,6 +53,13 @@ class BlockPool:
             self._num_holders[block_id] -= 1
             if self._num_holders[block_id] == 0:
                 self._free[block_id] = None
+
+    def free_worthless(self, block_ids: Iterable[int]) -> None:
+        """Let go of each block once; what nobody else holds is reused before anything else."""
+        for block_id in block_ids:
+            self.free((block_id,))
+            if block_id in self._free:
+                self._free.move_to_end(block_id, last=False)
 
     def check_invariants(self) -> None:
         """Check that a block is in the free list exactly if nobody holds it."""

@@ -60,6 +60,11 @@ class KVStorage:
         v = self._v_blocks[layer].index_select(0, flat).view(shape)
         return k, v
 
+    def copy_block(self, *, source: int, target: int) -> None:
+        """Make block `target` what block `source` is now, in every layer."""
+        self.k[:, target] = self.k[:, source]
+        self.v[:, target] = self.v[:, source]
+
     def wipe(self, block_ids: torch.Tensor) -> None:
         """Zero `block_ids` [num_blocks] in every layer."""
         self.k.index_fill_(1, block_ids, 0)

@@ -35,7 +35,8 @@ class StepInputs:
     token_ids, positions   [num_tokens] int64
     kv_slots               [num_tokens] int64, all different
     chunks                 in row order, together covering every row once
-    sampled_rows           [num_sampled] int64, rising
+    sampled_rows           [num_draws] int64, never falling; a row is there once for each token
+                           that is drawn from its logits
     begun_blocks           [num_blocks] int64 or None: blocks that this step begins and doesn't
                            fill; they are wiped before anything is written
     """
@@ -86,8 +87,7 @@ def build_inputs(plan: StepPlan, *, block_size: int, device: torch.device) -> St
         kv_slots += slots_of(table, chunk.start, stop, block_size=block_size)
         if begins_without_filling(chunk.start, stop, block_size):
             begun_blocks.append(table[stop // block_size])
-        if chunk.samples:
-            sampled_rows.append(len(token_ids) - 1)
+        sampled_rows += [len(token_ids) - 1] * len(chunk.drawn_samples)
     assert len(token_ids) == len(positions) == len(kv_slots), "one row a token"
 
     def tensor(values: list[int]) -> torch.Tensor:

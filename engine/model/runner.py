@@ -1,5 +1,8 @@
 """Turns the plan of a step into logits; the one place where decisions meet tensors."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 
 from engine.kvcache.storage import KVStorage
@@ -8,6 +11,21 @@ from engine.model.inputs import LoraStep, StepInputs, build_inputs
 from engine.scheduler.plan import StepPlan
 from punica_kernels.arena import Arena
 from punica_kernels.plan import build_plan
+
+PROMPT_TILE_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptTile:
+    """Logits of some tokens of a prompt; row i says what may follow token start + i.
+
+    position   of the chunk in its plan
+    logits     [num_rows, vocab] in fp32
+    """
+
+    position: int
+    start: int
+    logits: torch.Tensor
 
 
 class ModelRunner:
@@ -22,16 +40,43 @@ class ModelRunner:
         self.arena = arena
 
     @torch.inference_mode()
-    def run(self, plan: StepPlan) -> torch.Tensor | None:
-        """Compute every chunk of `plan`; return logits [num_sampled, vocab] in fp32.
+    def run(
+        self, plan: StepPlan, *, on_prompt_logits: Callable[[PromptTile], None] | None = None
+    ) -> torch.Tensor | None:
+        """Compute every chunk of `plan`; return logits [num_draws, vocab] in fp32.
 
-        One row for each chunk that samples, in the order of the plan; None if none does.
+        One row for each of the chunks' drawn_samples, in the order of the plan; None if there is
+        none. Logits of prompts that a chunk asks for are handed over a tile at a time: those of
+        all its rows at once could be larger than the model.
         """
+        for copy in plan.block_copies:
+            self.kv.copy_block(source=copy.source, target=copy.target)
         inputs = self.inputs_of(plan)
         hidden = self.decoder.forward(inputs, self.kv, self.lora_step_of(plan))
+        if on_prompt_logits is not None:
+            self._hand_over_prompts(plan, inputs, hidden, on_prompt_logits)
         if inputs.sampled_rows.numel() == 0:
             return None
         return self.decoder.head(hidden[inputs.sampled_rows])
+
+    def _hand_over_prompts(
+        self,
+        plan: StepPlan,
+        inputs: StepInputs,
+        hidden: torch.Tensor,  # [num_tokens, hidden]
+        on_prompt_logits: Callable[[PromptTile], None],
+    ) -> None:
+        for position, (chunk, rows) in enumerate(zip(plan.chunks, inputs.chunks, strict=True)):
+            for first in range(0, chunk.num_prompt_logits, PROMPT_TILE_ROWS):
+                num_rows = min(PROMPT_TILE_ROWS, chunk.num_prompt_logits - first)
+                row0 = rows.row0 + first
+                on_prompt_logits(
+                    PromptTile(
+                        position=position,
+                        start=chunk.start + first,
+                        logits=self.decoder.head(hidden[row0 : row0 + num_rows]),
+                    )
+                )
 
     def inputs_of(self, plan: StepPlan) -> StepInputs:
         """Flatten `plan` into the tensors of one step."""

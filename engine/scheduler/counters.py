@@ -16,6 +16,7 @@ class SchedulerCounters:
     num_steps_with_several_chunks: int = 0
     max_adapters_in_step: int = 0
     num_preemptions: int = 0
+    num_cached_tokens: int = 0
 
     def count_step(self, plan: StepPlan) -> None:
         """Count a step that has been computed."""

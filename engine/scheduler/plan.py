@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from engine.kvcache.cache_manager import BlockCopy, CacheManager
 from engine.protocol import TokenLogprob
 from engine.sequence import Sequence
 
@@ -20,12 +21,28 @@ class Chunk:
     samples: bool
     lora_index: int | None
 
+    @property
+    def drawn_samples(self) -> range:
+        """Which samples draw a token from its last logits; all of the request's at the first."""
+        return self.sequence.drawn_samples if self.samples else range(0)
+
+    @property
+    def num_prompt_logits(self) -> int:
+        """Rows, from the first one on, whose logits say how likely the prompt was."""
+        if not self.sequence.wants_prompt_logprobs:
+            return 0
+        return max(min(self.num_tokens, self.sequence.num_prompt_tokens - 1 - self.start), 0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """The chunks of one step: base first, then each adapter's in one contiguous run."""
+    """The chunks of one step: base first, then each adapter's in one contiguous run.
+
+    block_copies   to be made before anything is written; no target is a source
+    """
 
     chunks: tuple[Chunk, ...]
+    block_copies: tuple[BlockCopy, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -44,7 +61,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledToken:
-    """What was drawn for one chunk.
+    """What was drawn for one sample.
 
     token_id   None if the logits were not finite: nothing can be drawn from them
     logprobs   when asked for: the drawn token first, then the most likely ones in falling order
@@ -76,10 +93,11 @@ class PlanBuilder:
             )
         )
 
-    def build(self) -> StepPlan:
+    def build(self, cache: CacheManager) -> StepPlan:
         """Return the plan, its chunks ordered by adapter, else in the order of addition."""
         ordered = sorted(
             self._chunks,
             key=lambda chunk: -1 if chunk.lora_index is None else chunk.lora_index,
         )
-        return StepPlan(chunks=tuple(ordered))
+        copies = cache.copies_for(chunk.sequence for chunk in ordered)
+        return StepPlan(chunks=tuple(ordered), block_copies=copies)

@@ -1,22 +1,21 @@
 """Decides what each step computes, who starts, who waits, and who has ended."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as SequenceABC
+from itertools import islice
 
-from engine.errors import (
-    ContextLengthExceeded,
-    InvalidRequest,
-    Overloaded,
-    UnknownAdapter,
-)
+from engine.errors import InvalidRequest, Overloaded, UnknownAdapter
 from engine.kvcache.cache_manager import CacheManager
 from engine.lora.residency import AdapterResidency
-from engine.protocol import SequenceOutput
+from engine.protocol import SequenceOutput, TokenLogprob
 from engine.scheduler.counters import SchedulerCounters
 from engine.scheduler.fcfs_queue import FcfsQueue
 from engine.scheduler.holds import AdapterHolds
+from engine.scheduler.limits import SchedulerLimits
+from engine.scheduler.outputs import error_output, token_output
 from engine.scheduler.plan import PlanBuilder, SampledToken, StepPlan
 from engine.scheduler.stop import find_finish_reason
-from engine.sequence import FinishReason, Sequence, SequenceStatus
+from engine.sequence import FinishReason, SampleGroup, Sequence, SequenceStatus
 
 OVERLOAD_RETRY_AFTER_S = 1.0
 
@@ -25,16 +24,19 @@ class Scheduler:
     """One rule: a step gives each sequence min(missing tokens, what is left of the budget).
 
     Running sequences first, in the order of their start, then waiting ones as FcfsQueue orders
-    them. A sequence starts with blocks for all of its tokens, and only if a watermark beside them
-    is free; it grows by a block at a time. When there is none, the running sequence that started
-    last is preempted: it waits at the front of the queue, without blocks, and computes its tokens
-    again later. It keeps its tokens and its lease.
+    them. A sequence starts with blocks for all of its tokens, some of them found in the cache, and
+    only if a watermark beside them is free; it grows by a block at a time. When there is none, the
+    last of the running sequences is preempted: it waits at the front of the queue, without blocks,
+    and later computes again what is no longer found. It keeps its tokens and its lease.
+
+    A request of n samples is one sequence until its prompt is computed. Then the others fork off
+    it and run beside it, or, where there is no room, wait as if they had been preempted.
 
     From this follows: only the last running sequence can be in the middle of its prompt; every
     running sequence is in every step; the one that has run longest is never preempted; nobody
     starts in a step that preempts, since the first in the queue has just lost what it would need.
 
-    The only writer of sequences, but for their block tables. One thread; a plan that is never
+    The only writer of sequences, but for what CacheManager owns. One thread; a plan that is never
     committed is forgotten by the next plan_step.
     """
 
@@ -51,12 +53,14 @@ class Scheduler:
     ) -> None:
         self.cache = cache
         self.counters = SchedulerCounters()
-        self._max_num_seqs = max_num_seqs
-        self._max_tokens_per_step = max_tokens_per_step
-        self._max_model_len = max_model_len
-        self._max_waiting_seqs = max_waiting_seqs
+        self._limits = SchedulerLimits(
+            max_num_seqs=max_num_seqs,
+            max_tokens_per_step=max_tokens_per_step,
+            max_model_len=max_model_len,
+            max_waiting_seqs=max_waiting_seqs,
+        )
         self._holds = AdapterHolds(residency)
-        self._sequences: dict[str, Sequence] = {}
+        self._requests: dict[str, SampleGroup] = {}
         self._waiting = FcfsQueue(max_overtakes=max_overtakes)
         self._running: list[Sequence] = []
         self._plan: StepPlan | None = None
@@ -64,8 +68,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether any sequence has not ended, or has not given back what it held."""
-        return bool(self._sequences or self._leaving)
+        """Whether any request has not ended, or has not given back what it held."""
+        return bool(self._requests or self._leaving)
 
     @property
     def num_running(self) -> int:
@@ -88,67 +92,86 @@ class Scheduler:
         return sorted({seq.lora_id for seq in self._waiting if seq.lora_id is not None})
 
     def add(self, seq: Sequence) -> None:
-        """Queue a new sequence. Raises an EngineError, and changes nothing, if it can't be run."""
+        """Queue a new request. Raises an EngineError, and changes nothing, if it can't be run."""
         self._check(seq)
-        self._sequences[seq.request_id] = seq
+        seq.group.samples.append(seq)
+        self._requests[seq.request_id] = seq.group
         self._waiting.push(seq)
         if not self._waiting.is_closed:
             self._holds.claim(seq)
 
     def abort(self, request_id: str) -> bool:
-        """End a sequence without an output; False if there is none of that id.
+        """End all samples of a request without an output; False if there is none of that id.
 
-        Its blocks and lease are free at once, or, if a step that computes it is under way, when
-        that step is committed: until then its K and V may still be written.
+        Their blocks and lease are free at once, or, if a step that computes them is under way,
+        when that step is committed: until then their K and V may still be written.
         """
-        seq = self._sequences.get(request_id)
-        if seq is None:
+        group = self._requests.get(request_id)
+        if group is None:
             return False
-        self._end(seq, FinishReason.ABORT)
+        self._end_all(group.samples)
         return True
 
-    def fail_waiting(self, lora_id: str) -> list[Sequence]:
-        """End and return the adapter's sequences that have not started.
+    def fail_waiting(self, lora_id: str) -> list[str]:
+        """End the adapter's requests that have not started, and return their ids.
 
         To be called before the next plan_step whenever the version begins to drain, for an unload
         or since its load failed: a sequence of a version that is gone can't be planned.
         """
-        return self._end_all([s for s in self._waiting if not self._holds.has_lease(s)], lora_id)
+        return self._end_all(
+            seq
+            for seq in self._waiting
+            if seq.lora_id == lora_id and not self._holds.has_lease(seq)
+        )
 
-    def abort_running(self, lora_id: str) -> list[Sequence]:
-        """End and return the adapter's sequences that have started, preempted ones too."""
+    def abort_running(self, lora_id: str) -> list[str]:
+        """End the adapter's requests that have started, and return their ids."""
         preempted = [seq for seq in self._waiting if self._holds.has_lease(seq)]
-        return self._end_all([*self._running, *preempted], lora_id)
+        return self._end_all(seq for seq in [*self._running, *preempted] if seq.lora_id == lora_id)
 
     def plan_step(self) -> StepPlan | None:
         """Decide what to compute next; None if nothing can be computed now."""
         self._close_plan()
-        builder = PlanBuilder(self._max_tokens_per_step)
+        builder = PlanBuilder(self._limits.max_tokens_per_step)
         self._plan_running(builder)
         self._start_waiting(builder)
         self._settle_claims()
-        plan = builder.build()
+        plan = builder.build(self.cache)
         if not plan.chunks:
             return None
         self._plan = plan
         return plan
 
-    def commit(self, plan: StepPlan, sampled: Mapping[int, SampledToken]) -> list[SequenceOutput]:
+    def commit(
+        self,
+        plan: StepPlan,
+        sampled: SequenceABC[SampledToken],
+        prompt_logprobs: Mapping[int, SequenceABC[list[TokenLogprob]]] | None = None,
+    ) -> list[SequenceOutput]:
         """Take what the last plan has brought; end the sequences that are complete.
 
-        `sampled` has a token for each position in plan.chunks whose chunk samples. Sequences
-        aborted since the plan was made get no output.
+        sampled          a token for each of the chunks' drawn_samples, in the order of the plan
+        prompt_logprobs  by position in plan.chunks, one entry for each of its num_prompt_logits
+        Requests aborted since the plan was made get no output.
         """
         assert plan is self._plan, "only the last plan can be committed, and only once"
         self._close_plan()
-        outputs = []
+        draws = iter(sampled)
+        outputs: list[SequenceOutput] = []
         for position, chunk in enumerate(plan.chunks):
             seq = chunk.sequence
+            tokens = list(islice(draws, len(chunk.drawn_samples)))
             if seq.status is SequenceStatus.FINISHED:
                 continue
+            if prompt_logprobs is not None:
+                seq.prompt_logprobs.extend(prompt_logprobs.get(position, ()))
             seq.num_computed_tokens += chunk.num_tokens
-            if chunk.samples:
-                outputs.append(self._take(seq, sampled[position]))
+            self.cache.mark_computed(seq)
+            samples = self._fork(seq, len(tokens)) if tokens else ()
+            outputs += [
+                self._take(sample, token) for sample, token in zip(samples, tokens, strict=True)
+            ]
+        assert next(draws, None) is None, "every token is somebody's"
         self.counters.count_step(plan)
         return outputs
 
@@ -156,9 +179,11 @@ class Scheduler:
         """Check that every sequence is in one place and holds what its status says, no more."""
         self.cache.check_invariants()
         waiting, running = list(self._waiting), self._running
-        assert set(self._sequences.values()) == {*waiting, *running}
-        assert len(self._sequences) == len(waiting) + len(running) <= self._limit_of_sequences
-        assert len(running) <= min(self._max_num_seqs, self._max_tokens_per_step)
+        samples = {seq for group in self._requests.values() for seq in group.samples}
+        assert samples == {*waiting, *running} | (samples & {*self._leaving})
+        assert len(self._requests) <= self._limits.max_requests
+        assert len(running) <= self._limits.max_running_seqs
+        assert all(not group.is_over for group in self._requests.values())
         for seq in waiting:
             assert seq.status is SequenceStatus.WAITING
             assert seq.num_computed_tokens == 0
@@ -172,44 +197,18 @@ class Scheduler:
             assert seq.status is SequenceStatus.FINISHED
         self._holds.check_invariants(waiting=waiting, started=[*running, *self._leaving])
 
-    @property
-    def _limit_of_sequences(self) -> int:
-        # A preempted sequence may wait although the queue is full.
-        return self._max_waiting_seqs + self._max_num_seqs
-
     def _check(self, seq: Sequence) -> None:
         assert seq.status is SequenceStatus.WAITING
-        if seq.request_id in self._sequences:
+        assert seq.sample_index == 0
+        if seq.request_id in self._requests:
             raise InvalidRequest(f"request {seq.request_id!r} exists already", param="request_id")
-        if seq.num_prompt_tokens == 0:
-            raise InvalidRequest("the prompt has no tokens", param="prompt")
-        if seq.params.max_tokens < 1:
-            raise InvalidRequest("max_tokens must be at least 1", param="max_tokens")
-        if seq.num_prompt_tokens >= self._max_model_len:
-            raise ContextLengthExceeded(
-                num_prompt_tokens=seq.num_prompt_tokens,
-                max_tokens=seq.params.max_tokens,
-                max_model_len=self._max_model_len,
-            )
-        self._check_fits(seq)
+        self._limits.check(seq, self.cache)
         if seq.lora_id is not None and not self._holds.knows(seq.lora_id):
             raise UnknownAdapter(f"no adapter {seq.lora_id!r} is loaded here")
-        if len(self._waiting) >= self._max_waiting_seqs:
+        if len(self._waiting) >= self._limits.max_waiting_seqs:
             raise Overloaded(
                 f"{len(self._waiting)} requests are queued already",
                 retry_after_s=OVERLOAD_RETRY_AFTER_S,
-            )
-
-    def _check_fits(self, seq: Sequence) -> None:
-        # The last token is only sampled: its K and V are never needed.
-        num_tokens = min(seq.num_prompt_tokens + seq.params.max_tokens, self._max_model_len) - 1
-        if not self.cache.can_ever_hold(num_tokens):
-            capacity = self.cache.pool.num_blocks * self.cache.block_size
-            raise InvalidRequest(
-                f"prompt and answer may need {num_tokens} tokens of KV cache, "
-                f"but this worker has room for {capacity} in all",
-                param="max_tokens",
-                code="context_length_exceeded",
             )
 
     def _plan_running(self, builder: PlanBuilder) -> None:
@@ -233,29 +232,57 @@ class Scheduler:
         self._running.remove(seq)
         self.cache.release(seq)
         seq.num_computed_tokens = 0
+        seq.prompt_logprobs.clear()
         seq.status = SequenceStatus.WAITING
         self._waiting.push_front(seq)
         self.counters.num_preemptions += 1
 
     def _start_waiting(self, builder: PlanBuilder) -> None:
         for seq in self._waiting.candidates():
-            if builder.num_tokens_left == 0 or len(self._running) >= self._max_num_seqs:
+            if builder.num_tokens_left == 0 or len(self._running) >= self._limits.max_num_seqs:
                 return
             if not self._holds.can_start(seq):
                 continue
-            if not self.cache.can_admit(seq.num_tokens):
+            num_found_tokens = self.cache.admit(seq)
+            if num_found_tokens is None:
                 self._holds.undo_start(seq)
                 return
-            self._start(seq)
+            self._start(seq, num_found_tokens)
             builder.add(seq, self._holds.lora_index(seq))
 
-    def _start(self, seq: Sequence) -> None:
-        has_room = self.cache.extend(seq, seq.num_tokens)
-        assert has_room, "can_admit promised room"
+    def _start(self, seq: Sequence, num_found_tokens: int) -> None:
+        seq.num_computed_tokens = num_found_tokens
+        if not seq.has_started:
+            seq.has_started = True
+            seq.num_cached_tokens = num_found_tokens
+            self.counters.num_cached_tokens += num_found_tokens
         self._holds.unclaim(seq)
         self._waiting.remove(seq)
         seq.status = SequenceStatus.RUNNING
         self._running.append(seq)
+
+    def _fork(self, seq: Sequence, num_samples: int) -> list[Sequence]:
+        """Return `seq` and, if it is about to draw for others too, those others.
+
+        They run right behind it, so that what is in the middle of its prompt stays last. Where
+        blocks or places are short they wait before all others.
+        """
+        others = [seq.fork(seq.sample_index + i) for i in range(1, num_samples)]
+        seq.group.samples.extend(others)
+        place = self._running.index(seq) + 1 if others else 0
+        without_room: list[Sequence] = []
+        for other in others:
+            has_place = len(self._running) < self._limits.max_running_seqs
+            if not without_room and has_place and self.cache.fork(seq, other):
+                other.num_computed_tokens = seq.num_computed_tokens
+                other.status = SequenceStatus.RUNNING
+                self._running.insert(place, other)
+                place += 1
+            else:
+                without_room.append(other)
+        for other in reversed(without_room):
+            self._waiting.push_front(other)
+        return [seq, *others]
 
     def _settle_claims(self) -> None:
         held_back = self._waiting.held_back()
@@ -268,44 +295,35 @@ class Scheduler:
     def _take(self, seq: Sequence, sampled: SampledToken) -> SequenceOutput:
         """Append what was drawn for `seq`, and end it if that completes it."""
         if sampled.token_id is None:
+            self.cache.forget(seq)
             self._end(seq, FinishReason.ERROR)
-            return SequenceOutput(
-                request_id=seq.request_id,
-                token_ids=[],
-                finish_reason=FinishReason.ERROR.value,
-                num_cached_tokens=seq.num_cached_tokens,
-                error_code="logits_not_finite",
-                error="the model's output for this request is not a number",
-            )
+            return error_output(seq)
         seq.token_ids.append(sampled.token_id)
         self.counters.num_tokens_generated += 1
-        reason = find_finish_reason(seq, max_model_len=self._max_model_len)
+        reason = find_finish_reason(seq, max_model_len=self._limits.max_model_len)
         if reason is not None:
             self._end(seq, reason)
-        return SequenceOutput(
-            request_id=seq.request_id,
-            token_ids=[sampled.token_id],
-            logprobs=None if sampled.logprobs is None else [sampled.logprobs],
-            finish_reason=None if reason is None else reason.value,
-            stop_token_id=sampled.token_id if reason is FinishReason.STOP else None,
-            num_cached_tokens=seq.num_cached_tokens,
-        )
+        return token_output(seq, sampled, reason)
 
-    def _end_all(self, candidates: list[Sequence], lora_id: str) -> list[Sequence]:
-        ended = [seq for seq in candidates if seq.lora_id == lora_id]
-        for seq in ended:
-            self._end(seq, FinishReason.ABORT)
-        return ended
+    def _end_all(self, seqs: Iterable[Sequence]) -> list[str]:
+        """Abort sequences and return the ids of their requests, each once."""
+        request_ids: dict[str, None] = {}
+        for seq in list(seqs):
+            if seq.status is not SequenceStatus.FINISHED:
+                request_ids.setdefault(seq.request_id)
+                self._end(seq, FinishReason.ABORT)
+        return list(request_ids)
 
     def _end(self, seq: Sequence, reason: FinishReason) -> None:
         """End `seq`, whatever it was doing: the only way out of the scheduler."""
-        del self._sequences[seq.request_id]
         if seq.status is SequenceStatus.RUNNING:
             self._running.remove(seq)
         else:
             self._waiting.remove(seq)
         seq.status = SequenceStatus.FINISHED
         seq.finish_reason = reason
+        if seq.group.is_over:
+            del self._requests[seq.request_id]
         if self._plan is not None and self._plan.has(seq):
             self._leaving.append(seq)
         else:
@@ -318,6 +336,8 @@ class Scheduler:
         self._leaving.clear()
 
     def _give_back(self, seq: Sequence) -> None:
-        """Return the blocks and the hold of an ended sequence: the only place."""
+        """Return the blocks of an ended sequence, and with a request's last one its hold."""
         self.cache.release(seq)
-        self._holds.drop(seq)
+        seq.group.samples.remove(seq)
+        if not seq.group.samples:
+            self._holds.drop(seq)

@@ -39,18 +39,18 @@ class BlockPoolMachine(RuleBasedStateMachine):
                 self.free_order.remove(block_id)
 
     @precondition(lambda self: any(self.held.values()))
-    @rule(data=st.data())
-    def free(self, data):
+    @rule(data=st.data(), is_worthless=st.booleans())
+    def free(self, data, is_worthless):
         holds = [block_id for block_id, count in self.held.items() for _ in range(count)]
         positions = data.draw(
             st.lists(st.integers(0, len(holds) - 1), unique=True, min_size=1, max_size=5)
         )
         block_ids = [holds[position] for position in positions]
-        self.pool.free(block_ids)
+        (self.pool.free_worthless if is_worthless else self.pool.free)(block_ids)
         for block_id in block_ids:
             self.held[block_id] -= 1
             if self.held[block_id] == 0:
-                self.free_order.append(block_id)
+                self.free_order.insert(0 if is_worthless else len(self.free_order), block_id)
 
     @invariant()
     def agrees_with_the_model(self):
@@ -61,7 +61,9 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
 
 TestBlockPoolMachine = BlockPoolMachine.TestCase
-TestBlockPoolMachine.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+TestBlockPoolMachine.settings = settings(
+    max_examples=max(settings().max_examples, 50), stateful_step_count=30, deadline=None
+)
 
 
 def test_a_block_freed_twice_is_an_error():
@@ -78,6 +80,14 @@ def test_the_block_that_is_free_for_longest_is_reused_first():
     pool.free([second, third])
     pool.free([first])
     assert pool.allocate(3) == [second, third, first]
+
+
+def test_a_worthless_block_is_reused_before_all_others():
+    pool = BlockPool(3)
+    first, second, _third = pool.allocate(3)
+    pool.free([first])
+    pool.free_worthless([second])
+    assert pool.allocate(2) == [second, first]
 
 
 def test_a_shared_block_is_free_when_its_last_holder_lets_go():

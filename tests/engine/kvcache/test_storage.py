@@ -46,6 +46,19 @@ def test_wiping_zeroes_a_block_in_every_layer_and_no_other() -> None:
         assert tensor[:, [0, 1, 3]].isnan().all()
 
 
+def test_a_copied_block_is_its_source_in_every_layer_and_stays_so_when_that_changes() -> None:
+    kv = storage()
+    kv.k.normal_()
+    kv.v.normal_()
+    k, v = kv.k[:, 1].clone(), kv.v[:, 1].clone()
+    untouched = kv.k[:, [0, 2, 3]].clone()
+    kv.copy_block(source=1, target=4)
+    kv.wipe(torch.tensor([1]))
+    assert torch.equal(kv.k[:, 4], k)
+    assert torch.equal(kv.v[:, 4], v)
+    assert torch.equal(kv.k[:, [0, 2, 3]], untouched)
+
+
 def test_a_block_has_the_bytes_of_k_and_v_over_all_layers() -> None:
     kv = storage()
     assert kv.block_bytes == 2 * 2 * 4 * 2 * 8 * 2

@@ -87,7 +87,7 @@ def test_tokens_go_to_the_chunk_at_their_position():
     for seq in seqs:
         scheduler.add(seq)
     plan = scheduler.plan_step()
-    outputs = scheduler.commit(plan, {0: SampledToken(token_id=7), 1: SampledToken(token_id=8)})
+    outputs = scheduler.commit(plan, [SampledToken(token_id=7), SampledToken(token_id=8)])
     assert {o.request_id: o.token_ids for o in outputs} == {"b": [7], "a": [8]}
     assert [seq.token_ids[-1] for seq in seqs] == [8, 7]
 
@@ -138,9 +138,7 @@ class TestHowSequencesEnd:
         scheduler.add(bad)
         scheduler.add(good)
         plan = scheduler.plan_step()
-        outputs = scheduler.commit(
-            plan, {0: SampledToken(token_id=None), 1: SampledToken(token_id=5)}
-        )
+        outputs = scheduler.commit(plan, [SampledToken(token_id=None), SampledToken(token_id=5)])
         assert [o.finish_reason for o in outputs] == ["error", None]
         assert outputs[0].error_code == "logits_not_finite"
         assert outputs[0].token_ids == []

@@ -119,10 +119,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.add_again()
 
     def take_ended(self, ended, lora_id):
-        for seq in ended:
+        for request_id in ended:
+            seq = self.live.pop(request_id)
             assert seq.lora_id == lora_id
             assert is_over(seq)
-            del self.live[seq.request_id]
 
     def add_again(self):
         for lora_id in LORA_IDS:
@@ -171,8 +171,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def commit(self, unusual):
         plan, self.plan = self.plan, None
         sampled = sample_all(plan)
-        for position in sampled.keys() & unusual.keys():
-            sampled[position] = SampledToken(token_id=unusual[position])
+        for position, token_id in unusual.items():
+            if position < len(sampled):
+                sampled[position] = SampledToken(token_id=token_id)
         outputs = self.scheduler.commit(plan, sampled)
         self.num_steps += 1
         expected = {c.sequence.request_id for c in plan.chunks if c.samples} & self.live.keys()

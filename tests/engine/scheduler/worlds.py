@@ -5,6 +5,7 @@ from pathlib import Path
 
 from engine.kvcache.block_pool import BlockPool
 from engine.kvcache.cache_manager import CacheManager
+from engine.kvcache.prefix_index import kv_root
 from engine.lora.arena_allocator import ArenaAllocator
 from engine.lora.residency import AdapterResidency
 from engine.protocol import SamplingParams, SequenceOutput
@@ -71,17 +72,27 @@ def make_sequence(
     lora_id=None,
     ignore_eos=False,
     stop_token_ids=(),
+    salt=None,
+    **more,
 ):
+    """A sequence with a cache of its own, unless it is given a salt; all prompts begin alike."""
+    version, salt = lora_id, request_id if salt is None else salt
+    params = {name: more.pop(name) for name in ("n", "num_prompt_logprobs") if name in more}
     return Sequence(
         request_id=request_id,
         token_ids=list(range(num_prompt_tokens)),
         num_prompt_tokens=num_prompt_tokens,
         params=SamplingParams(
-            max_tokens=max_tokens, ignore_eos=ignore_eos, stop_token_ids=stop_token_ids
+            max_tokens=max_tokens,
+            ignore_eos=ignore_eos,
+            stop_token_ids=stop_token_ids,
+            **params,
         ),
         seed=0,
         eos_token_ids=(EOS,),
         lora_id=lora_id,
+        cache_root=kv_root(base_identity="base", version=version, salt=salt),
+        **more,
     )
 
 
@@ -105,17 +116,47 @@ def make_scheduler(
     )
 
 
+class KvModel:
+    """What every slot would hold: the root and all tokens that its K and V depend on."""
+
+    def __init__(self, block_size):
+        self.block_size = block_size
+        self.blocks = {}
+
+    def run(self, plan: StepPlan) -> None:
+        """Copy, write, and check that every chunk meets its own past and nobody writes to it."""
+        for copy in plan.block_copies:
+            self.blocks[copy.target] = dict(self.blocks[copy.source])
+        for chunk in plan.chunks:
+            for position in range(chunk.start, chunk.start + chunk.num_tokens):
+                block_id, offset = self.slot(chunk.sequence, position)
+                if offset == 0:
+                    self.blocks[block_id] = {}
+                self.blocks[block_id][offset] = self.content(chunk.sequence, position)
+        for chunk in plan.chunks:
+            for position in range(chunk.start + chunk.num_tokens):
+                block_id, offset = self.slot(chunk.sequence, position)
+                assert self.blocks[block_id][offset] == self.content(chunk.sequence, position)
+
+    def slot(self, seq, position):
+        index, offset = divmod(position, self.block_size)
+        return seq.block_table[index], offset
+
+    def content(self, seq, position):
+        return (seq.cache_root, *seq.token_ids[: position + 1])
+
+
 def token_after(seq) -> int:
     """The fake model: the next token says who asks, and how far they are."""
     return 1000 + seq.num_tokens
 
 
-def sample_all(plan: StepPlan, token_of=token_after) -> dict[int, SampledToken]:
-    return {
-        position: SampledToken(token_id=token_of(chunk.sequence))
-        for position, chunk in enumerate(plan.chunks)
-        if chunk.samples
-    }
+def sample_all(plan: StepPlan, token_of=token_after) -> list[SampledToken]:
+    return [
+        SampledToken(token_id=token_of(chunk.sequence))
+        for chunk in plan.chunks
+        for _sample_index in chunk.drawn_samples
+    ]
 
 
 def step(scheduler, token_of=token_after) -> list[SequenceOutput]:
