@@ -21,6 +21,7 @@ ROUTES = (
     Route("/v1/unload_lora_adapter", adapters_routes.unload_adapter, methods=["POST"]),
     Route("/tokenize", text_routes.tokenize, methods=["POST"]),
     Route("/detokenize", text_routes.detokenize, methods=["POST"]),
+    Route("/tokenizer_info", text_routes.tokenizer_info, methods=["GET"]),
     Route("/health", operator_routes.health, methods=["GET"]),
     Route("/metrics", operator_routes.metrics, methods=["GET"]),
     Route("/internal/status", operator_routes.internal_status, methods=["GET"]),

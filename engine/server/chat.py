@@ -7,12 +7,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engine.errors import InvalidRequest
-from engine.server.choice import Delta
+from engine.server.choice import Delta, TextRules
 from engine.server.errors import invalid
-from engine.server.generation import start_generation
+from engine.server.generation import Job, start_generation
 from engine.server.logprob_shapes import chat_logprobs
 from engine.server.openai_responses import ChatChoice, ChatChunkChoice, ChatDelta, ChatMessage
 from engine.server.openai_schema import ChatRequest, Message
+from engine.server.origin import origin_of
 from engine.server.parsing import read_body
 from engine.server.respond import WholeChoice, respond
 from engine.server.sampling_fields import check_shared_fields, sampling_params, stop_strings
@@ -72,12 +73,12 @@ async def chat_completions(request: Request) -> Response:
     )
     if not prompt:
         raise invalid("the prompt has no tokens", "messages")
+    rules = TextRules(stops=stop_strings(body), min_tokens=params.min_tokens)
     generation = start_generation(
         core,
-        prompts=[prompt],
-        params=[params],
+        [Job(prompt_ids=prompt, params=params, rules=rules)],
         lora_id=None if body.model == model.base_id else body.model,
-        stops=stop_strings(body),
+        origin=origin_of(request.headers),
     )
     shape = ChatShape(with_logprobs=num_logprobs is not None)
     return await respond(request, generation, shape=shape, body=body, metrics=worker.metrics)

@@ -3,30 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.protocol import SequenceOutput, TokenLogprob
+from engine.protocol import SequenceOutput
 from engine.server.detokenizer import IncrementalDetokenizer, StopMatcher
-from engine.server.tokenizer import ModelTokenizer, token_text
-
-# JSON has no infinity; OpenAI writes this for a token that can't be drawn.
-_LEAST_LOGPROB = -9999.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoredToken:
-    """A token as it is written in logprobs."""
-
-    text: str
-    raw: bytes
-    logprob: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenScores:
-    """The logprobs of one place in the text: the token that was drawn and the likeliest ones."""
-
-    drawn: ScoredToken
-    likeliest: tuple[ScoredToken, ...]
-    text_offset: int
+from engine.server.prompt_echo import PromptEcho
+from engine.server.scores import TokenScores, score
+from engine.server.tokenizer import ModelTokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,30 +20,61 @@ class Delta:
     finish_reason: str | None = None
 
 
-class Choice:
-    """Follows one core request and turns its outputs into deltas.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextRules:
+    """How the tokens of an answer become its text.
 
-    The token that ended the text (end of turn, a stop id) is counted but belongs neither to the
-    text nor to the logprobs. Scores travel with the text that they belong to, so they are held
-    back with it.
+    stops        strings that end it
+    min_tokens   no stop string ends it before it has more tokens than these
+    context_ids  the prompt, where the answer continues its text
     """
 
-    def __init__(self, index: int, tokenizer: ModelTokenizer, stops: Sequence[str]) -> None:
+    stops: Sequence[str] = ()
+    min_tokens: int = 0
+    context_ids: Sequence[int] = ()
+
+
+class Choice:
+    """Follows one sample of a core request and turns its outputs into deltas.
+
+    The token that ended the text (end of turn, a stop id) is counted and scored, but isn't part
+    of the text. Scores travel with the text that they belong to, so they are held back with it.
+    With an echo the first delta begins with the prompt.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        tokenizer: ModelTokenizer,
+        rules: TextRules,
+        *,
+        echo: PromptEcho | None = None,
+    ) -> None:
         self.index = index
         self.num_tokens = 0
         self.num_cached_tokens = 0
         self.finish_reason: str | None = None
         self._tokenizer = tokenizer
-        self._detokenizer = IncrementalDetokenizer(tokenizer)
-        self._matcher = StopMatcher(stops)
-        self._num_chars = 0
+        self._rules = rules
+        self._echo = echo
+        self._detokenizer = IncrementalDetokenizer(tokenizer, context_ids=rules.context_ids)
+        self._matcher = StopMatcher(rules.stops)
+        self._num_echo_chars = 0 if echo is None else len(echo.text)
+        self._num_chars = self._num_echo_chars
+        self._num_pushed = 0
         self._scores: list[TokenScores] = []
 
     def take(self, output: SequenceOutput) -> Delta:
         """Turn an output of the core into what the client sees of it."""
         assert self.finish_reason is None, "nothing comes after the end"
-        self.num_tokens += len(output.token_ids)
         self.num_cached_tokens = max(self.num_cached_tokens, output.num_cached_tokens)
+        echo, self._echo = self._echo, None
+        if echo is not None:
+            echo.take(output)
+            if echo.is_whole_answer:
+                self.finish_reason = "length"
+                return self._delta(echo.text, echo.scores)
+        self.num_tokens += len(output.token_ids)
         text = self._append(output)
         if self._matcher.has_matched:
             self.finish_reason = "stop"
@@ -70,44 +82,45 @@ class Choice:
             self.finish_reason = output.finish_reason
             text += self._matcher.finish()
         self._num_chars += len(text)
-        return Delta(
-            index=self.index,
-            text=text,
-            scores=self._take_scores(),
-            finish_reason=self.finish_reason,
-        )
+        scores = self._take_scores()
+        if echo is not None:
+            return self._delta(echo.text + text, echo.scores + scores)
+        return self._delta(text, scores)
+
+    def _delta(self, text: str, scores: tuple[TokenScores, ...]) -> Delta:
+        return Delta(index=self.index, text=text, scores=scores, finish_reason=self.finish_reason)
 
     def _append(self, output: SequenceOutput) -> str:
-        token_ids = output.token_ids
-        if output.stop_token_id is not None:
-            token_ids = token_ids[:-1]
+        num_shown = len(output.token_ids) - (output.stop_token_id is not None)
         text = ""
-        for place, token_id in enumerate(token_ids):
-            if output.logprobs is not None:
-                self._scores.append(self._score(output.logprobs[place]))
-            text += self._matcher.push(self._detokenizer.push(token_id))
+        for place, token_id in enumerate(output.token_ids[:num_shown]):
+            self._score(output, place)
+            self._num_pushed += 1
+            text += self._match(self._detokenizer.push(token_id))
             if self._matcher.has_matched:
                 return text
         if output.finish_reason is not None:
-            text += self._matcher.push(self._detokenizer.finish())
+            text += self._match(self._detokenizer.finish())
+        if output.stop_token_id is not None and not self._matcher.has_matched:
+            self._score(output, num_shown)
         return text
 
-    def _score(self, logprobs: list[TokenLogprob]) -> TokenScores:
-        drawn, *likeliest = (self._scored(entry) for entry in logprobs)
-        return TokenScores(
-            drawn=drawn, likeliest=tuple(likeliest), text_offset=self._detokenizer.num_chars
-        )
+    def _match(self, text: str) -> str:
+        if self._num_pushed <= self._rules.min_tokens:
+            return self._matcher.pass_by(text)
+        return self._matcher.push(text)
 
-    def _scored(self, entry: TokenLogprob) -> ScoredToken:
-        raw = self._tokenizer.token_bytes(entry.token_id)
-        logprob = max(entry.logprob, _LEAST_LOGPROB)
-        return ScoredToken(text=token_text(raw), raw=raw, logprob=logprob)
+    def _score(self, output: SequenceOutput, place: int) -> None:
+        if output.logprobs is not None:
+            offset = self._num_echo_chars + self._detokenizer.num_chars
+            scored = score(self._tokenizer, output.logprobs[place], text_offset=offset)
+            self._scores.append(scored)
 
     def _take_scores(self) -> tuple[TokenScores, ...]:
         """The scores of the text so far; at the end all, but those behind a stop string."""
         if self.finish_reason is not None and not self._matcher.has_matched:
             ready, self._scores = self._scores, []
             return tuple(ready)
-        ready = [score for score in self._scores if score.text_offset < self._num_chars]
+        ready = [scored for scored in self._scores if scored.text_offset < self._num_chars]
         self._scores = self._scores[len(ready) :]
         return tuple(ready)

@@ -1,15 +1,19 @@
 """POST /v1/completions."""
 
+from dataclasses import dataclass
+
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.server.choice import Delta
+from engine.server.choice import Delta, TextRules
 from engine.server.errors import invalid
-from engine.server.generation import start_generation
+from engine.server.generation import Job, start_generation
 from engine.server.logprob_shapes import completion_logprobs
 from engine.server.openai_responses import CompletionChoice
 from engine.server.openai_schema import CompletionRequest
+from engine.server.origin import origin_of
 from engine.server.parsing import read_body
+from engine.server.prompt_echo import PromptEcho
 from engine.server.respond import WholeChoice, respond
 from engine.server.sampling_fields import (
     check_shared_fields,
@@ -21,7 +25,15 @@ from engine.server.served_model import ServedModel
 from engine.server.worker import worker_of
 
 DEFAULT_MAX_TOKENS = 16
-MAX_PROMPTS = 256
+MAX_CHOICES = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prompt:
+    """One prompt; `text` if the client sent text."""
+
+    ids: list[int]
+    text: str | None = None
 
 
 class CompletionShape:
@@ -60,35 +72,50 @@ async def completions(request: Request) -> Response:
     core = worker.core
     model = core.model
     check_shared_fields(body, vocab_size=model.ready.vocab_size)
-    if body.echo:
-        raise invalid("only false is supported", "echo")
-    prompts = await _prompt_ids(model, body.prompt)
-    params = [
-        sampling_params(
-            body,
-            max_tokens=body.max_tokens,
-            default_max_tokens=DEFAULT_MAX_TOKENS,
-            num_prompt_tokens=len(prompt),
-            max_model_len=model.max_model_len,
-            num_logprobs=body.logprobs,
-            prompt_param="prompt",
-        )
-        for prompt in prompts
-    ]
+    if body.max_tokens == 0 and not body.echo:
+        raise invalid("0 is only allowed together with echo", "max_tokens")
+    prompts = await _prompts(model, body.prompt)
+    if len(prompts) * (body.n or 1) > MAX_CHOICES:
+        words = f"{len(prompts)} prompts of {body.n or 1} samples are more than {MAX_CHOICES}"
+        raise invalid(words, "prompt")
     generation = start_generation(
         core,
-        prompts=prompts,
-        params=params,
+        [_job(body, model, prompt) for prompt in prompts],
         lora_id=None if body.model == model.base_id else body.model,
-        stops=stop_strings(body),
+        origin=origin_of(request.headers),
     )
     shape = CompletionShape(with_logprobs=body.logprobs is not None)
     return await respond(request, generation, shape=shape, body=body, metrics=worker.metrics)
 
 
-async def _prompt_ids(
-    model: ServedModel, prompt: str | list[str | int | list[int]]
-) -> list[list[int]]:
+def _job(body: CompletionRequest, model: ServedModel, prompt: _Prompt) -> Job:
+    """What is asked of the core for one prompt. An echo alone still computes one token."""
+    params = sampling_params(
+        body,
+        max_tokens=1 if body.max_tokens == 0 else body.max_tokens,
+        default_max_tokens=DEFAULT_MAX_TOKENS,
+        num_prompt_tokens=len(prompt.ids),
+        max_model_len=model.max_model_len,
+        num_logprobs=body.logprobs,
+        prompt_param="prompt",
+        num_prompt_logprobs=body.logprobs if body.echo else None,
+    )
+    echo = None
+    if body.echo:
+        echo = PromptEcho(
+            model.tokenizer,
+            prompt.ids,
+            text=prompt.text,
+            is_scored=body.logprobs is not None,
+            is_whole_answer=body.max_tokens == 0,
+        )
+    rules = TextRules(
+        stops=stop_strings(body), min_tokens=params.min_tokens, context_ids=prompt.ids
+    )
+    return Job(prompt_ids=prompt.ids, params=params, rules=rules, echo=echo)
+
+
+async def _prompts(model: ServedModel, prompt: str | list[str | int | list[int]]) -> list[_Prompt]:
     """The token ids of each prompt. Texts get the special tokens that the tokenizer adds."""
     if isinstance(prompt, str):
         prompt = [prompt]
@@ -97,15 +124,15 @@ async def _prompt_ids(
     several = [item for item in prompt if isinstance(item, list)]
     if max(len(texts), len(single), len(several)) < len(prompt):
         raise invalid("texts, token ids and lists of token ids can't be mixed", "prompt")
-    if single:
-        several = [single]
-    elif texts:
+    if len(texts) + len(several) > MAX_CHOICES:
+        raise invalid(f"{len(prompt)} prompts are more than {MAX_CHOICES}", "prompt")
+    if texts:
         encode = model.tokenizer.encode
-        several = [await encode(text, add_special_tokens=True) for text in texts]
-    if len(several) > MAX_PROMPTS:
-        raise invalid(f"{len(several)} prompts are more than {MAX_PROMPTS}", "prompt")
-    if not several or not all(several):
+        found = [_Prompt(ids=await encode(t, add_special_tokens=True), text=t) for t in texts]
+    else:
+        found = [_Prompt(ids=ids) for ids in ([single] if single else several)]
+    if not found or not all(prompt.ids for prompt in found):
         raise invalid("a prompt has no tokens", "prompt")
-    for prompt_ids in several:
-        check_token_ids(prompt_ids, vocab_size=model.ready.vocab_size, param="prompt")
-    return several
+    for each in found:
+        check_token_ids(each.ids, vocab_size=model.ready.vocab_size, param="prompt")
+    return found

@@ -88,7 +88,8 @@ class CoreClient:
 
     def submit(self, requests: Sequence[AddRequest]) -> Flight:
         """Start core requests; the caller closes the flight."""
-        flight = Flight([request.request_id for request in requests], forget=self.forget)
+        num_samples = {request.request_id: request.params.n for request in requests}
+        flight = Flight(num_samples, forget=self.forget)
         try:
             for request in requests:
                 self._send(request)
@@ -196,7 +197,7 @@ class CoreClient:
     def _deliver(self, output: SequenceOutput) -> None:
         flight = self._flights.get(output.request_id)
         if flight is not None and flight.deliver(output):
-            del self._flights[output.request_id]
+            self._flights.pop(output.request_id, None)
 
     def _settle(self, event: CallDone | CallFailed) -> None:
         future = self._calls.get(event.call_id)

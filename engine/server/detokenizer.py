@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from engine.server.tokenizer import ModelTokenizer
 
 _REPLACEMENT = "\ufffd"
+_NUM_CONTEXT_IDS = 6
 
 
 class IncrementalDetokenizer:
@@ -16,17 +17,27 @@ class IncrementalDetokenizer:
 
     Only a short window of ids is decoded: `_window[:_num_said]` gave the text before it, and is
     kept because some decoders treat the first token of a text differently.
+
+    context_ids          what the text continues; all pieces are then what comes behind its text
+    skip_special_tokens  as in the tokenizer's decode
     """
 
-    def __init__(self, tokenizer: ModelTokenizer) -> None:
+    def __init__(
+        self,
+        tokenizer: ModelTokenizer,
+        *,
+        context_ids: Sequence[int] = (),
+        skip_special_tokens: bool = True,
+    ) -> None:
         self._tokenizer = tokenizer
-        self._window: list[int] = []
-        self._num_said = 0
+        self._hidden_ids = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._window = self._usable_context(context_ids)
+        self._num_said = len(self._window)
         self.num_chars = 0
 
     def push(self, token_id: int) -> str:
         """Take one id; return the text that is certain now and was not before."""
-        if token_id in self._tokenizer.special_ids:
+        if token_id in self._hidden_ids:
             return ""
         self._window.append(token_id)
         if self._tokenizer.is_fallback_byte(token_id):
@@ -37,9 +48,19 @@ class IncrementalDetokenizer:
         """Return what was held back."""
         return self._grow(is_last=True) if len(self._window) > self._num_said else ""
 
+    def _usable_context(self, context_ids: Sequence[int]) -> list[int]:
+        """The last tokens of the context, or none where they end inside a character."""
+        window = list(context_ids[-_NUM_CONTEXT_IDS:])
+        if not window or self._tokenizer.is_fallback_byte(window[-1]):
+            return []
+        return [] if self._decode(window).endswith(_REPLACEMENT) else window
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=bool(self._hidden_ids))
+
     def _grow(self, *, is_last: bool) -> str:
-        said = self._tokenizer.decode(self._window[: self._num_said])
-        text = self._tokenizer.decode(self._window)
+        said = self._decode(self._window[: self._num_said])
+        text = self._decode(self._window)
         if text.endswith(_REPLACEMENT) and not is_last:
             return ""
         piece = text[len(said) :]
@@ -67,12 +88,17 @@ class StopMatcher:
         assert not self.has_matched, "the text has ended"
         if not self._stops:
             return text
-        text = self._held + text
-        starts = [start for start in map(text.find, self._stops) if start >= 0]
+        starts = self._starts_of_stops_that_end_in(text)
         if starts:
+            text = self._held + text
             self.has_matched = True
             self._held = ""
             return text[: min(starts)]
+        return self.pass_by(text)
+
+    def pass_by(self, text: str) -> str:
+        """Take text in which no stop string may end; one that begins in it may end later."""
+        text = self._held + text
         num_held = self._num_suspicious(text)
         self._held = text[len(text) - num_held :]
         return text[: len(text) - num_held]
@@ -81,6 +107,12 @@ class StopMatcher:
         """Return what was held back: no stop string came of it."""
         held, self._held = self._held, ""
         return held
+
+    def _starts_of_stops_that_end_in(self, text: str) -> list[int]:
+        """Where in the held text and `text` stop strings begin that need some of `text`."""
+        whole, num_held = self._held + text, len(self._held)
+        starts = [whole.find(stop, max(0, num_held - len(stop) + 1)) for stop in self._stops]
+        return [start for start in starts if start >= 0]
 
     def _num_suspicious(self, text: str) -> int:
         """Length of the longest end of `text` that begins a stop string."""

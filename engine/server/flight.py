@@ -1,7 +1,7 @@
 """What one HTTP request has running in the core."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 
 from engine.errors import EngineError
 from engine.protocol import SequenceOutput
@@ -11,21 +11,25 @@ Arrival = tuple[int, SequenceOutput | EngineError]
 
 
 class Flight:
-    """The core requests of one HTTP request, sharing one queue.
+    """The core requests of one HTTP request, each of one or more samples, sharing one queue.
 
     Whoever got it closes it. `close` never waits, so that it works in a task that is being
     cancelled.
+
+    `_running` has the requests that the core hasn't ended, with the samples it hasn't ended;
+    `_wanted` has, for each request by its number, the samples that the client still reads.
     """
 
-    def __init__(self, request_ids: Sequence[str], *, forget: Callable[[str], None]) -> None:
+    def __init__(self, num_samples: Mapping[str, int], *, forget: Callable[[str], None]) -> None:
         self._forget = forget
-        self._open = dict(zip(request_ids, range(len(request_ids)), strict=True))
-        self._aborted: set[int] = set()
+        self._numbers = {request_id: i for i, request_id in enumerate(num_samples)}
+        self._running = {request_id: set(range(n)) for request_id, n in num_samples.items()}
+        self._wanted = [set(range(n)) for n in num_samples.values()]
         self._arrivals: asyncio.Queue[Arrival] = asyncio.Queue()
 
     def expects(self, request_id: str) -> bool:
         """Tell whether this request may still bring something."""
-        return request_id in self._open
+        return request_id in self._running
 
     async def next_output(
         self, timeout_s: float | None = None
@@ -36,46 +40,56 @@ class Flight:
         the others are aborted by `close`.
         """
         while (arrival := await self._next_arrival(timeout_s)) is not None:
-            index, what = arrival
-            if index in self._aborted:
-                continue
+            number, what = arrival
             if isinstance(what, EngineError):
-                raise what
-            return index, what
+                if self._wanted[number]:
+                    raise what
+            elif what.sample_index in self._wanted[number]:
+                return number, what
         return None
 
-    def abort(self, index: int) -> None:
-        """Tell the core to forget one of the requests; nothing more of it arrives."""
-        self._aborted.add(index)
-        for request_id, known in list(self._open.items()):
-            if known == index:
-                del self._open[request_id]
-                self._forget(request_id)
+    def finish(self, number: int, sample_index: int) -> None:
+        """Nothing more of this sample is read; the core forgets a request that nobody reads."""
+        self._wanted[number].discard(sample_index)
+        if not self._wanted[number]:
+            self._abort(number)
 
     def close(self) -> None:
         """Abort all that is open. Safe to call again."""
-        for index in list(self._open.values()):
-            self.abort(index)
+        for number, wanted in enumerate(self._wanted):
+            wanted.clear()
+            self._abort(number)
 
     def deliver(self, output: SequenceOutput) -> bool:
         """Take an output from the client; True when it was the request's last."""
-        index = self._open[output.request_id]
+        request_id = output.request_id
         if output.finish_reason in ("error", "abort"):
             code = output.error_code or "aborted"
             words = output.error or "the engine ended this request"
             status = 500 if output.finish_reason == "error" else 503
-            self.fail(output.request_id, CoreReported(words, code=code, status=status))
+            has_siblings = len(self._running[request_id]) > 1
+            self.fail(request_id, CoreReported(words, code=code, status=status))
+            if has_siblings:
+                self._forget(request_id)
             return True
-        self._arrivals.put_nowait((index, output))
-        if output.finish_reason is None:
+        self._arrivals.put_nowait((self._numbers[request_id], output))
+        running = self._running[request_id]
+        if output.finish_reason is not None:
+            running.discard(output.sample_index)
+        if running:
             return False
-        del self._open[output.request_id]
+        del self._running[request_id]
         return True
 
     def fail(self, request_id: str, error: EngineError) -> None:
-        """Take the end of one request."""
-        index = self._open.pop(request_id)
-        self._arrivals.put_nowait((index, error))
+        """Take the end of one request with all its samples."""
+        del self._running[request_id]
+        self._arrivals.put_nowait((self._numbers[request_id], error))
+
+    def _abort(self, number: int) -> None:
+        for request_id, known in self._numbers.items():
+            if known == number and self._running.pop(request_id, None) is not None:
+                self._forget(request_id)
 
     async def _next_arrival(self, timeout_s: float | None) -> Arrival | None:
         try:

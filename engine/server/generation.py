@@ -2,27 +2,42 @@
 
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 
 from engine.protocol import AddRequest, SamplingParams
-from engine.server.choice import Choice, Delta
+from engine.server.choice import Choice, Delta, TextRules
 from engine.server.core_supervisor import RunningCore
 from engine.server.flight import Flight
 from engine.server.identifiers import new_id
 from engine.server.openai_responses import PromptDetails, Usage
+from engine.server.origin import Origin
+from engine.server.prompt_echo import PromptEcho
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One prompt, which becomes one core request and `params.n` choices."""
+
+    prompt_ids: list[int]
+    params: SamplingParams
+    rules: TextRules
+    echo: PromptEcho | None = None
 
 
 class Generation:
     """Merges the deltas of one or more core requests, in the order in which they arrive.
 
-    Whoever got it closes it, which aborts in the core whatever has not finished.
+    The choices of one prompt follow each other. Whoever got it closes it, which aborts in the
+    core whatever has not finished.
     """
 
     def __init__(
-        self, flight: Flight, choices: Sequence[Choice], *, num_prompt_tokens: int
+        self, flight: Flight, choices: Sequence[Sequence[Choice]], *, jobs: Sequence[Job]
     ) -> None:
         self._flight = flight
-        self.choices = tuple(choices)
-        self.num_prompt_tokens = num_prompt_tokens
+        self._choices = choices  # of each job, its samples
+        self._prompt_lengths = [len(job.prompt_ids) for job in jobs]
+        self.choices = tuple(choice for samples in choices for choice in samples)
         self.first_at_s: float | None = None
         self._first: Delta | None = None
 
@@ -41,13 +56,17 @@ class Generation:
             yield await self._next(ping_after_s)
 
     def usage(self) -> Usage:
-        """What has been used so far."""
+        """What has been used so far. A prompt counts once, however many samples it has."""
+        num_prompt_tokens = sum(self._prompt_lengths)
         num_tokens = sum(choice.num_tokens for choice in self.choices)
-        num_cached = sum(choice.num_cached_tokens for choice in self.choices)
+        num_cached = sum(
+            min(length, max(choice.num_cached_tokens for choice in samples))
+            for length, samples in zip(self._prompt_lengths, self._choices, strict=True)
+        )
         return Usage(
-            prompt_tokens=self.num_prompt_tokens,
+            prompt_tokens=num_prompt_tokens,
             completion_tokens=num_tokens,
-            total_tokens=self.num_prompt_tokens + num_tokens,
+            total_tokens=num_prompt_tokens + num_tokens,
             prompt_tokens_details=PromptDetails(cached_tokens=num_cached),
         )
 
@@ -61,26 +80,32 @@ class Generation:
             return None
         if self.first_at_s is None:
             self.first_at_s = time.monotonic()
-        index, output = arrival
-        delta = self.choices[index].take(output)
+        number, output = arrival
+        delta = self._choices[number][output.sample_index].take(output)
         if delta.finish_reason is not None:
-            self._flight.abort(index)
+            self._flight.finish(number, output.sample_index)
         return delta
 
 
 def start_generation(
-    core: RunningCore,
-    *,
-    prompts: Sequence[list[int]],
-    params: Sequence[SamplingParams],
-    lora_id: str | None,
-    stops: Sequence[str],
+    core: RunningCore, jobs: Sequence[Job], *, lora_id: str | None, origin: Origin
 ) -> Generation:
     """Hand the prompts to the core, one core request each. The caller closes the generation."""
-    requests = [
-        AddRequest(request_id=new_id(), prompt_ids=prompt, params=sampling, lora_id=lora_id)
-        for prompt, sampling in zip(prompts, params, strict=True)
-    ]
-    choices = [Choice(index, core.model.tokenizer, stops) for index in range(len(requests))]
-    num_prompt_tokens = sum(map(len, prompts))
-    return Generation(core.client.submit(requests), choices, num_prompt_tokens=num_prompt_tokens)
+    requests, choices = [], []
+    index = 0
+    for job in jobs:
+        request = AddRequest(
+            request_id=new_id(),
+            prompt_ids=job.prompt_ids,
+            params=job.params,
+            lora_id=lora_id,
+            cache_salt=origin.cache_salt,
+            tenant=origin.tenant,
+            priority=origin.priority,
+        )
+        requests.append(request)
+        places = range(index, index + job.params.n)
+        tokenizer = core.model.tokenizer
+        choices.append([Choice(place, tokenizer, job.rules, echo=job.echo) for place in places])
+        index = places.stop
+    return Generation(core.client.submit(requests), choices, jobs=jobs)

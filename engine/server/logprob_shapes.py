@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable
 
-from engine.server.choice import ScoredToken, TokenScores
 from engine.server.openai_responses import (
     ChatLogprobs,
     CompletionLogprobs,
     ContentLogprob,
     TopLogprob,
 )
+from engine.server.scores import ScoredToken, TokenScores
 
 
 def chat_logprobs(scores: Iterable[TokenScores]) -> ChatLogprobs:
@@ -30,12 +30,18 @@ def chat_logprobs(scores: Iterable[TokenScores]) -> ChatLogprobs:
 
 
 def completion_logprobs(scores: Iterable[TokenScores]) -> CompletionLogprobs:
-    """Four lists. The drawn token is always among the top ones, so they may be one more."""
+    """Four lists. The drawn token is always among the top ones, so they may be one more.
+
+    The first token of an echoed prompt has no logprob: both its entries are null.
+    """
     scores = list(scores)
     return CompletionLogprobs(
         tokens=[score.drawn.text for score in scores],
-        token_logprobs=[score.drawn.logprob for score in scores],
-        top_logprobs=[_by_text((*score.likeliest, score.drawn)) for score in scores],
+        token_logprobs=[None if score.is_given else score.drawn.logprob for score in scores],
+        top_logprobs=[
+            None if score.is_given else _by_text((*score.likeliest, score.drawn))
+            for score in scores
+        ],
         text_offset=[score.text_offset for score in scores],
     )
 

@@ -14,8 +14,14 @@ TopK = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 MaxTokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
+RepetitionPenalty = Annotated[float, Meta(ge=0.01, le=100)]
+MinP = Annotated[float, Meta(ge=0, le=1)]
+NumSamples = Annotated[int, Meta(ge=1, le=16)]
+CountOrZero = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 NumLogprobs = Annotated[int, Meta(ge=0, le=20)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+LogitBias = Annotated[dict[TokenId, Bias], Meta(max_length=1024)]
 StopString = Annotated[str, Meta(min_length=1, max_length=1000)]
 Stop = StopString | Annotated[list[StopString], Meta(max_length=16)] | None
 Name = Annotated[str, Meta(min_length=1, max_length=512)]
@@ -64,11 +70,15 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     stop: Stop = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None
     ignore_eos: bool | None = None
-    n: Annotated[int, Meta(ge=1)] | None = None
+    n: NumSamples | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    min_p: MinP | None = None
+    min_tokens: CountOrZero | None = None
+    logit_bias: LogitBias | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
@@ -86,10 +96,12 @@ class ChatRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fiel
 class CompletionRequest(SamplingFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /v1/completions.
 
-    prompt  one text, several texts, one list of token ids, or several lists of token ids
+    prompt      one text, several texts, one list of token ids, or several lists of token ids
+    max_tokens  0 only with echo: nothing but the prompt, to have it scored
     """
 
     prompt: str | list[str | TokenId | list[TokenId]]
+    max_tokens: CountOrZero | None = None
     logprobs: NumLogprobs | None = None
     echo: bool | None = None
 

@@ -13,7 +13,8 @@ MAX_BODY_BYTES = 16 * 1024 * 1024
 
 _UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`")
 _MISSING_FIELD = re.compile(r"missing required field `([^`]*)`")
-_PATH = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
+_PATH = re.compile(r" - at `(key` in `)?\$\.?([^`]*)`$")
+_ANY_KEY = "[...]"  # msgspec's words for a place in an object with free keys
 
 BodyT = TypeVar("BodyT")
 
@@ -53,8 +54,10 @@ async def _read(request: Request) -> bytes:
 def _refusal(text: str) -> InvalidRequest:
     """Turn msgspec's words into ours: which field, and what is wrong with it."""
     at = _PATH.search(text)
-    path = at[1] if at else ""
+    path = at[2].replace(_ANY_KEY, "") if at else ""
     words = text[: at.start()] if at else text
+    if at and at[1]:
+        words = f"a key: {words}"
     if unknown := _UNKNOWN_FIELD.search(words):
         name = _join(path, unknown[1])
         message = f"{name!r} is not a supported field"

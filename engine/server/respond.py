@@ -10,13 +10,14 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.server.choice import Delta, TokenScores
+from engine.server.choice import Delta
 from engine.server.event_stream import PING, PING_AFTER_S, EventStreamResponse, event, unless_gone
 from engine.server.generation import Generation
 from engine.server.identifiers import new_id, unix_time_s
 from engine.server.metrics import Metrics
 from engine.server.openai_responses import Answer, Usage
 from engine.server.openai_schema import SamplingFields
+from engine.server.scores import TokenScores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

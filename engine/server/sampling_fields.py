@@ -1,4 +1,4 @@
-"""From OpenAI's request fields to what the core is told, and what isn't served yet."""
+"""From OpenAI's request fields to what the core is told."""
 
 from collections.abc import Sequence
 
@@ -9,16 +9,11 @@ from engine.server.openai_schema import SamplingFields
 
 
 def check_shared_fields(body: SamplingFields, *, vocab_size: int) -> None:
-    """Refuse values that would be ignored: n above 1, penalties, stop ids that don't exist."""
-    if body.n not in (None, 1):
-        raise invalid("only 1 is supported", "n")
-    if body.frequency_penalty:
-        raise invalid("only 0 is supported", "frequency_penalty")
-    if body.presence_penalty:
-        raise invalid("only 0 is supported", "presence_penalty")
+    """Refuse what would be ignored: options of a stream that is none, ids that don't exist."""
     if body.stream_options is not None and not body.stream:
         raise invalid("only allowed together with stream", "stream_options")
     check_token_ids(body.stop_token_ids or (), vocab_size=vocab_size, param="stop_token_ids")
+    check_token_ids(tuple(body.logit_bias or ()), vocab_size=vocab_size, param="logit_bias")
 
 
 def check_token_ids(token_ids: Sequence[int], *, vocab_size: int, param: str) -> None:
@@ -44,6 +39,7 @@ def sampling_params(
     max_model_len: int,
     num_logprobs: int | None,
     prompt_param: str,
+    num_prompt_logprobs: int | None = None,
 ) -> SamplingParams:
     """What the core is told about one prompt.
 
@@ -61,6 +57,8 @@ def sampling_params(
         raise error
     if max_tokens is None:
         max_tokens = room if default_max_tokens is None else min(room, default_max_tokens)
+    if (body.min_tokens or 0) > max_tokens:
+        raise invalid(f"{body.min_tokens} is more than max_tokens {max_tokens}", "min_tokens")
     return SamplingParams(
         max_tokens=max_tokens,
         temperature=_or(body.temperature, 1.0),
@@ -70,6 +68,14 @@ def sampling_params(
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
         num_logprobs=num_logprobs,
+        n=body.n or 1,
+        min_p=_or(body.min_p, 0.0),
+        repetition_penalty=_or(body.repetition_penalty, 1.0),
+        presence_penalty=_or(body.presence_penalty, 0.0),
+        frequency_penalty=_or(body.frequency_penalty, 0.0),
+        logit_bias=body.logit_bias or {},
+        min_tokens=body.min_tokens or 0,
+        num_prompt_logprobs=num_prompt_logprobs,
     )
 
 

@@ -10,6 +10,7 @@ from adapters.base_description import BaseDescription, LinearShape
 from engine.protocol import CoreReady
 from engine.server.chat_template import ChatTemplate, find_template, special_tokens
 from engine.server.tokenizer import ModelTokenizer, load_tokenizer
+from engine.server.tokenizer_info import tokenizer_info
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +20,7 @@ class ServedModel:
     ready: CoreReady
     tokenizer: ModelTokenizer
     chat_template: ChatTemplate | None
+    tokenizer_info: dict[str, Any]
 
     @property
     def base_id(self) -> str:
@@ -59,6 +61,7 @@ def load_served_model(ready: CoreReady) -> ServedModel:
         ready=ready,
         tokenizer=load_tokenizer(model_dir / "tokenizer.json"),
         chat_template=template,
+        tokenizer_info=tokenizer_info(config, chat_template=source),
     )
 
 

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize."""
+"""POST /tokenize and /detokenize, GET /tokenizer_info."""
 
 import msgspec
 from starlette.requests import Request
@@ -56,6 +56,12 @@ async def detokenize(request: Request) -> Response:
     check_token_ids(body.tokens, vocab_size=core.ready.vocab_size, param="tokens")
     text = core.model.tokenizer.decode(body.tokens, skip_special_tokens=False)
     return _json(DetokenizeResponse(prompt=text))
+
+
+async def tokenizer_info(request: Request) -> Response:
+    """Tell the tokenizer's configuration with its special tokens and chat template."""
+    info = worker_of(request).core.model.tokenizer_info
+    return Response(msgspec.json.encode(info), media_type="application/json")
 
 
 async def _check_model(core: RunningCore, model: str | None) -> None:

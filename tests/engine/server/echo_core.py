@@ -1,7 +1,8 @@
 """A core process without a model: it speaks engine.protocol and answers a prompt with itself.
 
-Every step each running request gets the next token of its own prompt, so a test writes the answer
-by writing the prompt. The request's seed chooses a mishap.
+Every step each running sample gets the next token of its own prompt, so a test writes the answer
+by writing the prompt. Sample k leaves out the prompt's first k tokens. The request's seed chooses
+a mishap. Other sampling parameters change nothing.
 """
 
 import argparse
@@ -61,7 +62,7 @@ class EchoCore:
         self._push = push
         self._encoder = msgspec.msgpack.Encoder()
         self._running: dict[str, AddRequest] = {}
-        self._places: dict[str, int] = {}
+        self._places: dict[str, dict[int, int]] = {}  # of each sample that runs
         self._adapters: dict[str, str] = {}
         self._num_steps = 0
 
@@ -87,7 +88,12 @@ class EchoCore:
                 self.send(CallDone(call_id=command.call_id, status=self._status()))
 
     def step(self) -> None:
-        outputs = [self._advance(request) for request in list(self._running.values())]
+        outputs = [
+            self._advance(request, sample_index)
+            for request in list(self._running.values())
+            for sample_index in list(self._places[request.request_id])
+            if request.request_id in self._running
+        ]
         outputs = [output for output in outputs if output is not None]
         if outputs:
             self._num_steps += 1
@@ -107,7 +113,7 @@ class EchoCore:
             self.send(failed)
             return
         self._running[request.request_id] = request
-        self._places[request.request_id] = 0
+        self._places[request.request_id] = dict.fromkeys(range(request.params.n), 0)
 
     def _load(self, command: LoadAdapter) -> None:
         if os.path.basename(command.path).startswith("bad"):  # noqa: PTH119
@@ -136,53 +142,57 @@ class EchoCore:
         )
         self.send(failed)
 
-    def _advance(self, request: AddRequest) -> SequenceOutput | None:
-        seed, place = request.params.seed, self._places[request.request_id]
+    def _advance(self, request: AddRequest, sample_index: int) -> SequenceOutput | None:
+        seed, place = request.params.seed, self._places[request.request_id][sample_index]
         if seed == Mishap.SILENCE:
             return None
         if place >= 2 and seed == Mishap.CRASH_AFTER_TWO_TOKENS:
             os._exit(9)
         if place >= 2 and seed == Mishap.ERROR_AFTER_TWO_TOKENS:
-            del self._running[request.request_id]
+            self._end(request.request_id, sample_index)
             return SequenceOutput(
                 request_id=request.request_id,
                 token_ids=[],
+                sample_index=sample_index,
                 finish_reason="error",
                 error_code="internal_error",
                 error="the step failed",
             )
         num_tokens = 2 if seed == Mishap.TWO_TOKENS_A_STEP else 1
-        return self._next_tokens(request, place, num_tokens)
+        return self._next_tokens(request, sample_index, num_tokens)
 
-    def _next_tokens(self, request: AddRequest, place: int, num_tokens: int) -> SequenceOutput:
-        endless = request.params.seed == Mishap.ENDLESS
-        answer = [*request.prompt_ids, EOS_ID]
-        token_ids, finish_reason, stop_token_id = [], None, None
-        for _ in range(num_tokens):
-            token_id = answer[place % len(request.prompt_ids)] if endless else answer[place]
-            place += 1
-            token_ids.append(token_id)
-            is_end = token_id == EOS_ID and place == len(answer)
-            if not endless and (is_end or token_id in request.params.stop_token_ids):
-                finish_reason, stop_token_id = "stop", token_id
-                break
-            if not endless and place >= request.params.max_tokens:
-                finish_reason = "length"
-                break
-        self._places[request.request_id] = place
+    def _next_tokens(
+        self, request: AddRequest, sample_index: int, num_tokens: int
+    ) -> SequenceOutput:
+        params, first = request.params, self._places[request.request_id][sample_index]
+        token_ids, stop_token_id = _echo(request, sample_index, first, num_tokens)
+        place = first + len(token_ids)
+        finish_reason = None if stop_token_id is None else "stop"
+        if finish_reason is None and params.seed != Mishap.ENDLESS and place >= params.max_tokens:
+            finish_reason = "length"
+        self._places[request.request_id][sample_index] = place
         if finish_reason is not None:
-            del self._running[request.request_id]
-        logprobs = None
-        if request.params.num_logprobs is not None:
-            logprobs = [_logprobs(each, request.params.num_logprobs) for each in token_ids]
+            self._end(request.request_id, sample_index)
+        logprobs = prompt_logprobs = None
+        if params.num_logprobs is not None:
+            logprobs = [_logprobs(each, params.num_logprobs) for each in token_ids]
+        if params.num_prompt_logprobs is not None and (first, sample_index) == (0, 0):
+            prompt_logprobs = _prompt_logprobs(request)
         return SequenceOutput(
             request_id=request.request_id,
             token_ids=token_ids,
+            sample_index=sample_index,
             logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
             finish_reason=finish_reason,
             stop_token_id=stop_token_id,
             num_cached_tokens=3,
         )
+
+    def _end(self, request_id: str, sample_index: int) -> None:
+        del self._places[request_id][sample_index]
+        if not self._places[request_id]:
+            del self._running[request_id]
 
     def _status(self) -> CoreStatus:
         lora_ids = sorted({each.lora_id for each in self._running.values() if each.lora_id})
@@ -218,10 +228,33 @@ class EchoCore:
         )
 
 
-def _logprobs(token_id: int, num_logprobs: int) -> list[TokenLogprob]:
-    drawn = TokenLogprob(token_id, -0.5)
-    likeliest = [TokenLogprob((token_id + n) % VOCAB_SIZE, -0.5 - n) for n in range(num_logprobs)]
+def _echo(
+    request: AddRequest, sample_index: int, place: int, num_tokens: int
+) -> tuple[list[int], int | None]:
+    """The next tokens of a sample, and the one among them that ends it."""
+    text = request.prompt_ids[sample_index:]
+    if request.params.seed == Mishap.ENDLESS:
+        return [text[(place + n) % len(text)] for n in range(num_tokens)], None
+    token_ids: list[int] = []
+    for token_id in [*text, EOS_ID][place : min(place + num_tokens, request.params.max_tokens)]:
+        token_ids.append(token_id)
+        is_end = token_id == EOS_ID and place + len(token_ids) == len(text) + 1
+        if is_end or token_id in request.params.stop_token_ids:
+            return token_ids, token_id
+    return token_ids, None
+
+
+def _logprobs(token_id: int, num_logprobs: int, best: float = -0.5) -> list[TokenLogprob]:
+    drawn = TokenLogprob(token_id, best)
+    likeliest = [TokenLogprob((token_id + n) % VOCAB_SIZE, best - n) for n in range(num_logprobs)]
     return [drawn, *likeliest]
+
+
+def _prompt_logprobs(request: AddRequest) -> list[list[TokenLogprob] | None]:
+    """As if the n-th token of the prompt had a logprob of -n."""
+    num_logprobs = request.params.num_prompt_logprobs or 0
+    scored = enumerate(request.prompt_ids[1:], start=1)
+    return [None, *(_logprobs(token_id, num_logprobs, -float(n)) for n, token_id in scored)]
 
 
 def _ready(config: EngineConfig) -> CoreReady:

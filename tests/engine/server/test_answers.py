@@ -124,14 +124,15 @@ async def test_held_back_text_comes_at_the_end(running: RunningWorker):
     assert answer["choices"][0]["text"] == FOX
 
 
-async def test_stop_token_is_counted_but_not_shown(running: RunningWorker, tokenizer):
+async def test_stop_token_is_counted_and_scored_but_not_shown(running: RunningWorker, tokenizer):
     ids = tokenizer.encode_now(FOX, add_special_tokens=False)
     answer = await complete(running, stop_token_ids=[ids[3]], logprobs=0)
     choice = answer["choices"][0]
     assert choice["text"] == tokenizer.decode(ids[:3])
     assert choice["finish_reason"] == "stop"
-    assert len(choice["logprobs"]["tokens"]) == 3
     assert answer["usage"]["completion_tokens"] == 4
+    assert len(choice["logprobs"]["tokens"]) == 4
+    assert choice["logprobs"]["text_offset"][-1] == len(choice["text"])
 
 
 async def test_usage_is_null_until_the_last_chunk(running: RunningWorker):

@@ -70,6 +70,36 @@ def test_pieces_of_real_text_are_real_text(byte_level: ModelTokenizer, text: str
         assert "\ufffd" not in "".join(pieces[:-1])
 
 
+@given(data=st.data())
+def test_pieces_continue_the_text_of_their_context(byte_fallback: ModelTokenizer, data):
+    """A word behind a prompt keeps the space that it would lose at the beginning of a text."""
+    ids = data.draw(st.lists(st.integers(0, 8), max_size=12))
+    cut = data.draw(st.integers(0, len(ids)))
+    context = byte_fallback.decode(ids[:cut])
+    detokenizer = IncrementalDetokenizer(byte_fallback, context_ids=ids[:cut])
+    pieces = [*map(detokenizer.push, ids[cut:]), detokenizer.finish()]
+    if not context.endswith("\ufffd"):
+        assert context + "".join(pieces) == byte_fallback.decode(ids)
+
+
+def test_context_that_ends_inside_a_character_is_left_out(
+    byte_level: ModelTokenizer, byte_fallback: ModelTokenizer
+):
+    smile = byte_level.encode_now("🙃🙂", add_special_tokens=False)
+    detokenizer = IncrementalDetokenizer(byte_level, context_ids=smile[:1])
+    pieces = [*map(detokenizer.push, smile[1:]), detokenizer.finish()]
+    assert "".join(pieces) == byte_level.decode(smile[1:])
+    detokenizer = IncrementalDetokenizer(byte_fallback, context_ids=[3, 9 + 0xC3])
+    assert detokenizer.push(9 + 0xBC) + detokenizer.finish() == "\ufffd"
+
+
+def test_special_tokens_are_text_when_they_are_kept(byte_level: ModelTokenizer):
+    ids = byte_level.encode_now("<|im_start|>go 🙂<|im_end|>", add_special_tokens=False)
+    detokenizer = IncrementalDetokenizer(byte_level, skip_special_tokens=False)
+    pieces = [*map(detokenizer.push, ids), detokenizer.finish()]
+    assert "".join(pieces) == "<|im_start|>go 🙂<|im_end|>"
+
+
 def test_text_does_not_wait_for_the_end(byte_level: ModelTokenizer):
     ids = byte_level.encode_now("the quick 好 brown fox", add_special_tokens=False)
     *pieces, last = grown(byte_level, ids)
@@ -105,6 +135,38 @@ def test_stop_strings_end_a_text_as_if_it_came_at_once(pieces: list[str], stops:
         if matcher.has_matched:
             break
     assert matcher.has_matched == bool(starts)
+    assert said + matcher.finish() == expected
+
+
+@given(
+    early=st.lists(st.text(alphabet="abc", max_size=4), max_size=4),
+    late=st.lists(st.text(alphabet="abc", max_size=4), max_size=4),
+    stops=st.lists(SHORT, max_size=3),
+)
+def test_stop_strings_that_end_in_text_passed_by_end_nothing(early, late, stops):
+    whole, num_early = "".join(early + late), len("".join(early))
+    ends = []  # of stop strings in the late text: those of the earliest piece, by their beginning
+    num_seen = num_early
+    for piece in late:
+        starts = [
+            start
+            for stop in stops
+            for start in range(len(whole))
+            if whole.startswith(stop, start)
+            and num_seen < start + len(stop) <= num_seen + len(piece)
+        ]
+        num_seen += len(piece)
+        if starts:
+            ends = starts
+            break
+    expected = whole[: min(ends)] if ends else whole
+    matcher = StopMatcher(stops)
+    said = "".join(map(matcher.pass_by, early))
+    for piece in late:
+        said += matcher.push(piece)
+        if matcher.has_matched:
+            break
+    assert matcher.has_matched == bool(ends)
     assert said + matcher.finish() == expected
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from tests.engine.server.conftest import RunningWorker
 from tests.engine.server.test_answers import chunks_of, complete, stream
+from tests.engine.server.tiny_model import END
 
 pytestmark = pytest.mark.anyio
 
@@ -17,8 +18,9 @@ async def test_completion_logprobs_are_four_equal_lists(running: RunningWorker, 
     choice = answer["choices"][0]
     logprobs = choice["logprobs"]
     ids = tokenizer.encode_now(SMILE, add_special_tokens=False)
-    assert {len(values) for values in logprobs.values()} == {len(ids)}
-    assert logprobs["token_logprobs"] == [-0.5] * len(ids)
+    assert {len(values) for values in logprobs.values()} == {len(ids) + 1}
+    assert logprobs["token_logprobs"] == [-0.5] * (len(ids) + 1)
+    assert logprobs["tokens"][-1] == END
     assert all(
         token in top
         for token, top in zip(logprobs["tokens"], logprobs["top_logprobs"], strict=True)
@@ -30,7 +32,7 @@ async def test_completion_logprobs_are_four_equal_lists(running: RunningWorker, 
 async def test_text_offset_is_where_a_token_begins(running: RunningWorker, tokenizer):
     logprobs = (await complete(running, prompt=SMILE, logprobs=0))["choices"][0]["logprobs"]
     for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
-        if not token.startswith("bytes:"):
+        if not token.startswith("bytes:") and token != END:
             assert SMILE[offset:].startswith(token)
     assert logprobs["text_offset"] == sorted(logprobs["text_offset"])
 

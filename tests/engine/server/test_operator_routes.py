@@ -4,7 +4,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.server.app import ROUTES
+from engine.server.tokenizer_info import tokenizer_info
 from tests.engine.server.conftest import RunningWorker, StartWorker
+from tests.engine.server.tiny_model import BOS, CHAT_TEMPLATE, END
 
 pytestmark = pytest.mark.anyio
 
@@ -95,3 +97,22 @@ async def test_unforeseen_error_shows_nothing(running: RunningWorker, monkeypatc
     assert "secret" not in response.text
     assert "RuntimeError" in caplog.text
     assert "secret" not in caplog.text
+
+
+async def test_tokenizer_info_has_what_renders_a_prompt(running: RunningWorker):
+    info = (await running.client.get("/tokenizer_info")).json()
+    assert info["chat_template"] == CHAT_TEMPLATE
+    assert (info["bos_token"], info["eos_token"]) == (BOS, END)
+    assert info["tokenizer_class"] == "PreTrainedTokenizerFast"
+
+
+def test_tokenizer_info_names_no_files_of_another_machine():
+    config = {
+        "name_or_path": "/home/somebody/model",
+        "special_tokens_map_file": "/root/map.json",
+        "tokenizer_file": None,
+        "tokenizer_class": "LlamaTokenizer",
+        "model_max_length": 2048,
+    }
+    info = tokenizer_info(config, chat_template=None)
+    assert info == {"tokenizer_class": "LlamaTokenizer", "model_max_length": 2048}

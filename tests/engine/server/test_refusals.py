@@ -29,7 +29,13 @@ async def refused(
     [
         ({"tools": []}, "tools"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"logit_bias": {"1": 2}}, "logit_bias"),
+        ({"logit_bias": {"1": 101}}, "logit_bias"),
+        ({"logit_bias": {"1": "much"}}, "logit_bias"),
+        ({"logit_bias": {"one": 2}}, "logit_bias"),
+        ({"logit_bias": {"-1": 2}}, "logit_bias"),
+        ({"logit_bias": {"600": 2}}, "logit_bias"),
+        ({"logit_bias": {str(n): 0 for n in range(1025)}}, "logit_bias"),
+        ({"logit_bias": [1]}, "logit_bias"),
         ({"no_such_field": 1}, "no_such_field"),
         ({"temperature": 2.1}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
@@ -40,10 +46,19 @@ async def refused(
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 1.5}, "max_tokens"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
-        ({"n": 2}, "n"),
+        ({"n": 17}, "n"),
         ({"n": 0}, "n"),
-        ({"frequency_penalty": 0.5}, "frequency_penalty"),
-        ({"presence_penalty": -1}, "presence_penalty"),
+        ({"frequency_penalty": 2.5}, "frequency_penalty"),
+        ({"presence_penalty": -2.5}, "presence_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": -1.0}, "repetition_penalty"),
+        ({"min_p": 1.1}, "min_p"),
+        ({"min_p": -0.1}, "min_p"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+        ({"cache_salt": "mine"}, "cache_salt"),
+        ({"priority": -5}, "priority"),
+        ({"echo": True}, "echo"),
         ({"seed": 2**64}, "seed"),
         ({"stop": [""]}, "stop[0]"),
         ({"stop": ["a"] * 17}, "stop"),
@@ -64,7 +79,7 @@ async def refused(
         ({"messages": [{"role": "user", "content": IMAGE}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),
-        ({"metadata": {"a": 1}}, "metadata[...]"),
+        ({"metadata": {"a": 1}}, "metadata"),
     ],
 )
 async def test_bad_chat_field_is_named(running: RunningWorker, fields, param):
@@ -78,7 +93,11 @@ async def test_bad_chat_field_is_named(running: RunningWorker, fields, param):
     [
         ({"best_of": 2}, "best_of"),
         ({"suffix": "x"}, "suffix"),
-        ({"echo": True}, "echo"),
+        ({"echo": 1}, "echo"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1, "echo": True}, "max_tokens"),
+        ({"min_tokens": 17}, "min_tokens"),
+        ({"prompt": ["a"] * 17, "n": 16}, "prompt"),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
         ({"max_completion_tokens": 1}, "max_completion_tokens"),
@@ -174,3 +193,20 @@ async def test_accepted_but_unused_fields(running: RunningWorker):
     body = {**CHAT, "user": "u", "metadata": {"a": "b"}, "store": True, "n": 1, "max_tokens": None}
     response = await running.post("/v1/chat/completions", body)
     assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"x-loraplex-priority": "high"},
+        {"x-loraplex-priority": "1.5"},
+        {"x-loraplex-priority": "9" * 7},
+        {"x-loraplex-salt": "x" * 257},
+        {"x-loraplex-tenant": "x" * 257},
+    ],
+    ids=str,
+)
+async def test_bad_header_is_named(running: RunningWorker, headers):
+    response = await running.post("/v1/completions", TEXT, **headers)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] in headers
