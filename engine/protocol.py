@@ -167,8 +167,8 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What one step brought for one sample of one request.
 
-    prompt_logprobs  once, in the first output of sample 0 when asked for: None for the first
-                     token, then as logprobs
+    prompt_logprobs  once, in the first output of sample 0, which then comes before those of the
+                     other samples: None for the first token, then as logprobs
     logprobs         one entry per token of token_ids when asked for: the sampled token first,
                      then the most likely tokens in falling order
     finish_reason    "stop" (an end or stop token), "length", "abort" or "error"
