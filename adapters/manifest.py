@@ -1,7 +1,10 @@
 """What is known about one stored version: written once, read by everyone."""
 
+from pathlib import Path
+
 import msgspec
 
+MANIFEST_NAME = "manifest.json"
 DIGEST_PREFIX = "sha256:"
 
 
@@ -13,6 +16,7 @@ class AdapterManifest(msgspec.Struct, frozen=True, kw_only=True):
     rows                   rank rows that it needs, by arena group
     num_possible_modules   linear modules of that base, so that coverage can be shown
     warnings               what the uploader should look at; notes: what was accepted, and why
+    allows_no_effect       the uploader wants it served though it changes nothing
     created                ISO 8601, UTC
     """
 
@@ -29,6 +33,7 @@ class AdapterManifest(msgspec.Struct, frozen=True, kw_only=True):
     created: str
     notes: list[str] = []
     warnings: list[str] = []
+    allows_no_effect: bool = False
 
     @property
     def coverage(self) -> str:
@@ -41,3 +46,12 @@ class AdapterManifest(msgspec.Struct, frozen=True, kw_only=True):
 def lora_id(adapter_name: str, digest: str) -> str:
     """Return the name by which a worker knows a version: `name@digest12`."""
     return f"{adapter_name}@{digest.removeprefix(DIGEST_PREFIX)[:12]}"
+
+
+def allows_no_effect(folder: Path) -> bool:
+    """Tell whether a manifest beside an adapter's files says that it may change nothing."""
+    try:
+        raw = (folder / MANIFEST_NAME).read_bytes()
+        return msgspec.json.decode(raw, type=AdapterManifest).allows_no_effect
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return False

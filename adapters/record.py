@@ -30,13 +30,18 @@ class VersionState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionEntry:
-    """One version of an adapter; `reason` says why it failed, else it is empty."""
+    """One version of an adapter.
+
+    reason          why it failed, else empty
+    wants_default   its uploader asked for `default`; it gets it when it becomes active
+    """
 
     number: int
     digest: str
     state: VersionState
     created: str
     reason: str = ""
+    wants_default: bool = False
 
     @property
     def label(self) -> str:
@@ -97,7 +102,8 @@ def publish(
 ) -> AdapterRecord:
     """Add a version, or find it again; the first active one becomes `default`.
 
-    Content that is a version already keeps its number. With promote, `default` moves to it.
+    Content that is a version already keeps its number. With promote, `default` moves to it, at once
+    or when its probe has made it active.
     """
     if record is None:
         check_adapter_name(name)
@@ -114,26 +120,32 @@ def publish(
         versions = (*record.versions, entry)
         record = replace(record, last_number=number)
     elif entry.state in {VersionState.RETIRED, VersionState.FAILED}:
-        entry = replace(entry, state=state, reason="", created=created)
+        entry = replace(entry, state=state, reason="", wants_default=False, created=created)
         versions = _with(record.versions, entry)
     else:
         versions = record.versions
+    if promote and entry.state is not VersionState.ACTIVE:
+        entry = replace(entry, wants_default=True)
+        versions = _with(versions, entry)
     changed = replace(record, base_id=base_id, versions=versions)
     return _next(record, _settle_default(changed, entry, promote=promote))
 
 
 def activate(record: AdapterRecord, digest: str, *, promote: bool = False) -> AdapterRecord:
-    """Make a version routable after its probe."""
-    entry = replace(_entry(record, digest), state=VersionState.ACTIVE, reason="")
+    """Make a version routable after its probe; one that was retired meanwhile stays so."""
+    before = _entry(record, digest)
+    if before.state is VersionState.RETIRED:
+        raise AdapterConflict(f"{record.name}@{before.label} was retired before its probe ended")
+    entry = replace(before, state=VersionState.ACTIVE, reason="", wants_default=False)
     changed = replace(record, versions=_with(record.versions, entry))
-    return _next(record, _settle_default(changed, entry, promote=promote))
+    return _next(record, _settle_default(changed, entry, promote=promote or before.wants_default))
 
 
 def fail(record: AdapterRecord, digest: str, *, reason: str) -> AdapterRecord:
     """Mark a version that its probe has refused; an aliased version can't fail."""
     entry = _entry(record, digest)
     _check_not_aliased(record, entry)
-    entry = replace(entry, state=VersionState.FAILED, reason=reason)
+    entry = replace(entry, state=VersionState.FAILED, reason=reason, wants_default=False)
     return _next(record, _forget(replace(record, versions=_with(record.versions, entry)), entry))
 
 
@@ -221,6 +233,7 @@ def revive(retired: AdapterRecord, fresh: AdapterRecord) -> AdapterRecord:
             digest=entry.digest,
             created=entry.created,
             state=entry.state,
+            promote=entry.wants_default,
         )
     revived = replace(record, aliases=dict(fresh.aliases), previous=dict(fresh.previous))
     return replace(revived, generation=retired.generation + 1)

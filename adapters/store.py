@@ -4,7 +4,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,11 +15,10 @@ from adapters.digest import adapter_digest
 from adapters.durable import sync_file, write_atomically
 from adapters.errors import AdapterInvalid, AdapterNotFound, StoreBroken
 from adapters.journal import Journal
-from adapters.manifest import DIGEST_PREFIX, AdapterManifest
+from adapters.manifest import DIGEST_PREFIX, MANIFEST_NAME, AdapterManifest
 from adapters.peft_format import CONFIG_NAME, WEIGHTS_NAME
 from adapters.validate import Inspection
 
-_MANIFEST_NAME = "manifest.json"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
@@ -64,7 +63,14 @@ class AdapterStore:
             shutil.rmtree(folder, ignore_errors=True)
         return len(leftovers)
 
-    def put(self, staged: Path, inspection: Inspection, base: BaseDescription) -> AdapterManifest:
+    def put(
+        self,
+        staged: Path,
+        inspection: Inspection,
+        base: BaseDescription,
+        *,
+        allows_no_effect: bool = False,
+    ) -> AdapterManifest:
         """Keep an inspected folder for good and return its manifest.
 
         Content that is here already is not kept twice. Raises AdapterInvalid when the inspection
@@ -76,7 +82,11 @@ class AdapterStore:
         digest = adapter_digest(adapter)
         if self.has(digest):
             manifest = self.manifest(digest)
-            if (manifest.base_id, manifest.base_identity) == (base.base_id, base.identity):
+            is_same_base = (manifest.base_id, manifest.base_identity) == (
+                base.base_id,
+                base.identity,
+            )
+            if is_same_base and (manifest.allows_no_effect or not allows_no_effect):
                 return manifest
         manifest = AdapterManifest(
             digest=digest,
@@ -92,12 +102,13 @@ class AdapterStore:
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             notes=list(inspection.notes),
             warnings=list(inspection.warnings),
+            allows_no_effect=allows_no_effect,
         )
         self._keep(staged, manifest)
         return manifest
 
     def has(self, digest: str) -> bool:
-        return (self.path_of(digest) / _MANIFEST_NAME).is_file()
+        return (self.path_of(digest) / MANIFEST_NAME).is_file()
 
     def path_of(self, digest: str) -> Path:
         """Return the folder of a version, whether or not it is here."""
@@ -107,7 +118,7 @@ class AdapterStore:
 
     def manifest(self, digest: str) -> AdapterManifest:
         """Read the manifest of a version that is here."""
-        path = self.path_of(digest) / _MANIFEST_NAME
+        path = self.path_of(digest) / MANIFEST_NAME
         try:
             return msgspec.json.decode(path.read_bytes(), type=AdapterManifest)
         except FileNotFoundError as error:
@@ -123,12 +134,34 @@ class AdapterStore:
 
     def remove(self, digest: str) -> None:
         """Give the bytes of a version back to the disk; removing what isn't here is fine."""
-        path = self.path_of(digest)
-        if not path.exists():
-            return
-        with self.staging() as grave:
-            path.replace(grave / path.name)
+        grave = self.set_aside(digest)
+        if grave is not None:
+            self.throw_away(grave)
+
+    def set_aside(self, digest: str) -> Path | None:
+        """Take a version out of sight for a moment; None if it isn't here.
+
+        The caller gives the place to put_back() or to throw_away(). What a crash leaves is staging.
+        """
+        grave = Path(tempfile.mkdtemp(dir=self._staging)) / "version"
+        try:
+            self.path_of(digest).rename(grave)
+        except FileNotFoundError:
+            grave.parent.rmdir()
+            return None
+        sync_file(self._versions)
+        return grave
+
+    def put_back(self, grave: Path, digest: str) -> None:
+        """Undo set_aside(), unless the same content has been put again meanwhile."""
+        with suppress(OSError):
+            grave.rename(self.path_of(digest))
             sync_file(self._versions)
+        self.throw_away(grave)
+
+    def throw_away(self, grave: Path) -> None:
+        """End what set_aside() began."""
+        shutil.rmtree(grave.parent, ignore_errors=True)
 
     def check_invariants(self) -> None:
         for digest in self.digests():
@@ -140,7 +173,7 @@ class AdapterStore:
         target = self.path_of(manifest.digest)
         raw = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
         if target.exists():
-            write_atomically(target / _MANIFEST_NAME, raw)
+            write_atomically(target / MANIFEST_NAME, raw)
             return
         with self.staging() as folder:
             ready = folder / "version"
@@ -149,7 +182,7 @@ class AdapterStore:
                 (staged / name).replace(ready / name)
                 (ready / name).chmod(0o444)
                 sync_file(ready / name)
-            write_atomically(ready / _MANIFEST_NAME, raw)
+            write_atomically(ready / MANIFEST_NAME, raw)
             try:
                 ready.rename(target)
             except OSError:

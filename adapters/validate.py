@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from adapters.base_description import TARGET_GROUPS, BaseDescription
+from adapters.effect import adds_nothing
 from adapters.folder import missing_weights_text
+from adapters.limits import MAX_CONFIG_BYTES
 from adapters.matching import ModuleSetting, match_modules
 from adapters.patterns import BadPattern
-from adapters.peft_config import MAX_CONFIG_BYTES, read_config
+from adapters.peft_config import read_config
 from adapters.peft_format import (
     CONFIG_NAME,
     WEIGHTS_NAME,
@@ -20,10 +22,10 @@ from adapters.peft_format import (
 )
 from adapters.safetensors_header import read_header
 from adapters.tensor_names import ModuleName, SortedTensors, shorten, sort_tensors
-from adapters.tensor_scan import TensorFacts, scan_tensors
+from adapters.tensor_scan import scan_tensors
 from adapters.words import printable
 
-NO_EFFECT_TEXT = "the adapter has no effect: in every module A or B is all zeros"
+NO_EFFECT_TEXT = "the adapter has no effect: in every module B times A is zero"
 _MAX_TEXTS = 100
 # Modules outside the layers that PEFT could target too.
 _OUTSIDE = ("embed_tokens", "lm_head")
@@ -48,10 +50,13 @@ class Inspection:
         return self.problems == (NO_EFFECT_TEXT,)
 
 
-def inspect_directory(directory: Path, base: BaseDescription) -> Inspection:
-    """Inspect a flat folder against `base`: config and header first, then every byte once.
+def inspect_directory(
+    directory: Path, base: BaseDescription, *, allow_no_effect: bool = False
+) -> Inspection:
+    """Inspect a flat folder against `base`: config and header first, then every byte.
 
-    Reads at most a few MiB at a time. Raises OSError only when a file that is there can't be read.
+    With allow_no_effect a lack of any effect is a warning instead of a problem. Raises OSError
+    only when a file that is there can't be read.
     """
     report = _Report()
     config = _read_config(directory, report)
@@ -61,7 +66,7 @@ def inspect_directory(directory: Path, base: BaseDescription) -> Inspection:
         _check_against_base(config, base, report)
         loras = _resolve(config, tensors, base, report)
     if tensors:
-        _check_values(tensors, loras, report)
+        _check_values(tensors, loras, report, allow_no_effect=allow_no_effect)
     if report.problems or config is None:
         return report.inspection(None)
     adapter = PeftAdapter(
@@ -270,7 +275,11 @@ def _build(
 
 
 def _check_values(
-    tensors: Sequence[TensorRef], loras: Sequence[ModuleLora], report: _Report
+    tensors: Sequence[TensorRef],
+    loras: Sequence[ModuleLora],
+    report: _Report,
+    *,
+    allow_no_effect: bool,
 ) -> None:
     facts = scan_tensors(tensors)
     nan = [name for name, fact in facts.items() if fact.has_nan]
@@ -279,19 +288,23 @@ def _check_values(
         report.problems.append(f"NaN in {len(nan)} tensors: {shorten(nan)}")
     if infinite:
         report.problems.append(f"infinity in {len(infinite)} tensors: {shorten(infinite)}")
-    idle = [lora for lora in loras if _is_idle(lora, facts)]
+    # Where there are problems, shapes or values may be such that products can't be taken.
+    has_products = not report.problems
+    idle = [
+        lora
+        for lora in loras
+        if facts[lora.a.name].is_all_zero
+        or facts[lora.b.name].is_all_zero
+        or (has_products and adds_nothing(lora))
+    ]
     if idle and len(idle) == len(loras):
-        report.problems.append(NO_EFFECT_TEXT)
+        (report.warnings if allow_no_effect else report.problems).append(NO_EFFECT_TEXT)
     elif idle:
         names = shorten(lora.a.name.removesuffix(".lora_A.weight") for lora in idle)
         report.warnings.append(
-            f"A or B is all zeros in {len(idle)} of {len(loras)} modules, which have no effect: "
+            f"B times A is zero in {len(idle)} of {len(loras)} modules, which have no effect: "
             f"{names}"
         )
-
-
-def _is_idle(lora: ModuleLora, facts: dict[str, TensorFacts]) -> bool:
-    return facts[lora.a.name].is_all_zero or facts[lora.b.name].is_all_zero
 
 
 def _capacity_problems(adapter: PeftAdapter, base: BaseDescription) -> list[str]:

@@ -12,12 +12,16 @@ Text = Annotated[str, Meta(min_length=1)]
 
 
 class UploadForm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The parts of a multipart upload; `files` is one archive or the files themselves."""
+    """The parts of a multipart upload; `files` is one archive or the files themselves.
+
+    allow_no_effect   serve it even if it changes nothing that the base says
+    """
 
     name: Text
     files: list[Annotated[bytes, Meta(extra_json_schema={"format": "binary"})]]
     base: Text | None = None
     promote: bool = False
+    allow_no_effect: bool = False
 
 
 class PathUpload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,6 +31,7 @@ class PathUpload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     path: Text
     base: Text | None = None
     promote: bool = False
+    allow_no_effect: bool = False
 
 
 class AliasMove(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

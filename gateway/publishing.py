@@ -7,8 +7,8 @@ from functools import partial
 from anyio import to_thread
 
 from adapters.base_description import BaseDescription
-from adapters.errors import AdapterConflict, AdapterInvalid, AdapterNotFound
-from adapters.manifest import AdapterManifest, lora_id
+from adapters.errors import AdapterConflict, AdapterNotFound
+from adapters.manifest import AdapterManifest
 from adapters.names import DEFAULT_ALIAS, check_alias
 from adapters.record import AdapterRecord, VersionEntry, VersionState, promote, publish, rollback
 from adapters.registry import AdapterRegistry
@@ -17,6 +17,7 @@ from adapters.validate import inspect_directory
 from gateway.admin_types import AdapterView, UploadView, adapter_view
 from gateway.errors import InvalidRequest, ModelNotFound, WorkerUnavailable
 from gateway.parsing import blaming
+from gateway.probing import AdapterHasNoEffect, VersionProber
 from gateway.registry_reader import RegistryReader
 from gateway.uploads import StagedUpload
 
@@ -25,28 +26,42 @@ ACTOR = "admin"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """What an upload has become; is_new is False when the content was a version already."""
+    """What an upload has become; is_new is False when the content was a version already.
+
+    is_waiting   no worker could probe it yet, so it isn't routable
+    """
 
     view: UploadView
     is_new: bool
+    is_waiting: bool
 
 
 class Publisher:
     """The gateway's only writer of the store and of adapter records.
 
-    Order of an upload: blob, manifest, journal, pointer. What fails on the way leaves no name that
-    points at it; a blob without a pointer is harmless, and found again by the next equal upload.
+    Order of an upload: blob, manifest, journal, pointer, probe. What fails on the way leaves no
+    name that points at it; a blob without a pointer is harmless, and found again by the next equal
+    upload.
     """
 
     def __init__(
-        self, *, store: AdapterStore, registry: AdapterRegistry, reader: RegistryReader
+        self,
+        *,
+        store: AdapterStore,
+        registry: AdapterRegistry,
+        reader: RegistryReader,
+        prober: VersionProber,
     ) -> None:
         self.store = store
         self._registry = registry
         self._reader = reader
+        self._prober = prober
 
     async def publish(self, upload: StagedUpload) -> Published:
-        """Validate, keep and register what was staged. Raises AdapterError or GatewayError."""
+        """Validate, keep, register and probe what was staged. Raises AdapterError or GatewayError.
+
+        A version whose probe fails stays in its record as failed, with the reason.
+        """
         name = upload.name
         base = await self._base(upload.base)
         existing = await self._registry.get(name)
@@ -67,13 +82,22 @@ class Publisher:
                 digest=manifest.digest,
                 created=manifest.created,
                 promote=upload.promote,
+                state=VersionState.PROBING,
             )
 
         record = await self._registry.update(name, add, manifest, actor=ACTOR, action="publish")
         self._reader.learn(record)
+        if not await to_thread.run_sync(self.store.has, manifest.digest):
+            # The same content was pruned under another name, between our keeping and our naming it.
+            await to_thread.run_sync(partial(self._keep, upload, base))
         before = seen[-1]
         is_new = before is None or not _is_live(before.find(manifest.digest))
-        return Published(view=_upload_view(record, manifest, upload), is_new=is_new)
+        await self._reader.renew_workers()
+        record = await self._prober.settle(name, manifest.digest)
+        view = _upload_view(record, manifest, upload)
+        return Published(
+            view=view, is_new=is_new, is_waiting=view.state == VersionState.PROBING.value
+        )
 
     async def promote(
         self, name: str, *, alias: str, version_ref: str, if_generation: int | None
@@ -96,10 +120,10 @@ class Publisher:
         return await self._change(name, partial(rollback, alias=alias), action=f"rollback {alias}")
 
     async def retire(self, name: str) -> tuple[str, ...]:
-        """Give the name up, and return the lora_ids that workers may know it by."""
+        """Give the name up, and return the digests of its versions."""
         removed = await self._registry.remove(name, actor=ACTOR)
         self._reader.forget(name)
-        return tuple(lora_id(name, entry.digest) for entry in removed.versions)
+        return tuple(entry.digest for entry in removed.versions)
 
     async def has_name(self, name: str) -> bool:
         """Tell whether a living adapter has that name."""
@@ -158,16 +182,14 @@ class Publisher:
         return bases[base_id]
 
     def _keep(self, upload: StagedUpload, base: BaseDescription) -> AdapterManifest:
-        inspection = inspect_directory(upload.directory, base)
+        inspection = inspect_directory(
+            upload.directory, base, allow_no_effect=upload.allow_no_effect
+        )
         if inspection.has_no_effect:
             raise AdapterHasNoEffect(inspection.problems)
-        return self.store.put(upload.directory, inspection, base)
-
-
-class AdapterHasNoEffect(AdapterInvalid):
-    """Everything is well-formed, but the base would answer as before."""
-
-    code = "adapter_has_no_effect"
+        return self.store.put(
+            upload.directory, inspection, base, allows_no_effect=upload.allow_no_effect
+        )
 
 
 def _is_live(entry: VersionEntry | None) -> bool:

@@ -75,6 +75,10 @@ class RegistryReader:
         adapters = (f"{r.base_id}:{r.name}" for r in self._records.values() if not r.is_retired)
         return [*self._bases, *adapters]
 
+    def records(self) -> tuple[AdapterRecord, ...]:
+        """Return the records of the local copy."""
+        return tuple(self._records.values())
+
     async def for_model(self, model: str) -> NameView:
         """Take `model` apart by the bases of now, and read the adapter that it names.
 

@@ -7,6 +7,7 @@ from adapters.errors import RegistryBroken
 from adapters.journal import Journal
 from adapters.registry import AdapterRegistry
 from adapters.store import AdapterStore
+from gateway.probing import VersionProber
 from gateway.registry_reader import RegistryReader
 
 logger = logging.getLogger(__name__)
@@ -16,7 +17,7 @@ ROUNDS_PER_FULL_READ = 5
 
 
 class Upkeep:
-    """Renews the reader's copy, and restores from the journal what a new Redis lacks."""
+    """Renews the reader's copy, restores what a new Redis lacks, has waiting versions probed."""
 
     def __init__(
         self,
@@ -25,11 +26,13 @@ class Upkeep:
         reader: RegistryReader,
         store: AdapterStore,
         journal: Journal,
+        prober: VersionProber,
     ) -> None:
         self._registry = registry
         self._reader = reader
         self._store = store
         self._journal = journal
+        self._prober = prober
 
     async def begin(self) -> None:
         """Restore and read everything once; raises RegistryBroken when Redis is away."""
@@ -53,6 +56,7 @@ class Upkeep:
                 else:
                     await self._reader.renew_workers()
                 is_away = False
+                self._prober.begin_waiting()
             except RegistryBroken as error:
                 if not is_away:
                     logger.warning("the registry is away: %s", error)

@@ -15,7 +15,8 @@ from pathlib import Path
 import msgspec
 
 from adapters.digest import adapter_digest
-from adapters.peft_config import MAX_CONFIG_BYTES
+from adapters.manifest import allows_no_effect
+from adapters.limits import MAX_CONFIG_BYTES
 from adapters.peft_format import CONFIG_NAME, WEIGHTS_NAME
 from adapters.validate import inspect_directory
 from engine.lora.arena_image import (
@@ -52,7 +53,9 @@ def run(job: LoadJob) -> LoadResult:
         if header is not None:
             return _done(job, path, header)
         remove_unfinished(image_dir)
-        inspection = inspect_directory(directory, job.base)
+        inspection = inspect_directory(
+            directory, job.base, allow_no_effect=allows_no_effect(directory)
+        )
         if inspection.adapter is None:
             return LoadRefused(lora_id=job.lora_id, problems=inspection.problems)
         header = build_image(

@@ -14,6 +14,8 @@ from starlette.routing import Route
 
 from adapters.heartbeat import WorkerHeartbeat
 
+EFFECT = {"has_effect": True, "is_finite": True, "logit_gap": 1.5, "noise": 0.0}
+NO_EFFECT = {"has_effect": False, "is_finite": True, "logit_gap": 0.0, "noise": 0.0}
 USAGE = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
 
 
@@ -63,6 +65,8 @@ class ScriptedWorker:
         self.load_refusal: Refusal | None = None
         self.load_begun = asyncio.Event()
         self.unloaded = asyncio.Event()
+        self.probe: dict[str, Any] = EFFECT
+        self.num_probes = 0
         self.app = Starlette(
             routes=[
                 Route("/v1/chat/completions", self._generate, methods=["POST"]),
@@ -70,6 +74,7 @@ class ScriptedWorker:
                 Route("/tokenize", self._tokenize, methods=["POST"]),
                 Route("/v1/load_lora_adapter", self._load, methods=["POST"]),
                 Route("/v1/unload_lora_adapter", self._unload, methods=["POST"]),
+                Route("/internal/probe", self._probe, methods=["POST"]),
                 Route("/internal/status", self._status),
             ]
         )
@@ -90,8 +95,15 @@ class ScriptedWorker:
         return [sent.path for sent in self.sent]
 
     def forget_everything(self) -> None:
-        """What a restart of the core does."""
+        """What a restart of the core does, before anybody has noticed."""
         self.loaded.clear()
+
+    def begin_anew(self) -> None:
+        """Restart the core under a new instance; nothing of the past is recorded any more."""
+        self.forget_everything()
+        self.instance = f"{self.instance}-again"
+        self.sent.clear()
+        self.load_begun.clear()
 
     async def _note(self, request: Request) -> dict[str, Any]:
         body = json.loads(await request.body())
@@ -167,6 +179,12 @@ class ScriptedWorker:
         known = self.loaded.pop(body["lora_name"], None)
         self.unloaded.set()
         return PlainTextResponse("Success") if known else _error(404, "model_not_found")
+
+    async def _probe(self, request: Request) -> Response:
+        self.num_probes += 1
+        if json.loads(await request.body())["lora_name"] not in self.loaded:
+            return _error(404, "model_not_found")
+        return JSONResponse(self.probe)
 
     async def _status(self, request: Request) -> Response:
         return JSONResponse({"instance": self.instance, "num_blocks": 100})

@@ -49,7 +49,7 @@ async def test_first_upload_becomes_default_and_says_what_it_is(world, peft_adap
         "digest": digest,
         "lora_id": f"pirate@{digest[7:19]}",
         "state": "active",
-        "generation": 1,
+        "generation": 2,
         "aliases": {"default": digest},
         "coverage": "4/14 modules",
         "max_rank": 4,
@@ -71,7 +71,7 @@ async def test_same_content_again_is_the_same_version(world, peft_adapters):
 
     assert (first.status_code, again.status_code) == (201, 200)
     assert again.json()["version"] == "v1"
-    assert again.json()["generation"] == 1
+    assert again.json()["generation"] == 2
     assert again.json()["skipped"] == ["README.md"]
     assert len(list((world.store_dir / "versions").iterdir())) == 1
 
@@ -250,8 +250,8 @@ async def test_generation_guards_a_move(world, peft_adapters):
     await world.push("pirate", peft_adapters["json"])
     url = "/v1/adapters/pirate/aliases/default"
 
-    stale = await world.http.put(url, json={"version": "v2"}, params={"if_generation": 1})
-    fresh = await world.http.put(url, json={"version": "v2"}, params={"if_generation": 2})
+    stale = await world.http.put(url, json={"version": "v2"}, params={"if_generation": 3})
+    fresh = await world.http.put(url, json={"version": "v2"}, params={"if_generation": 4})
     odd = await world.http.put(url, json={"version": "v2"}, params={"if_generation": "two"})
 
     assert (stale.status_code, stale.headers["x-should-retry"]) == (409, "false")

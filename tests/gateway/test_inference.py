@@ -46,7 +46,7 @@ async def test_adapter_is_loaded_from_the_store_and_named_as_asked(world, peft_a
 
 
 async def test_requests_that_need_one_version_share_its_load(world, peft_adapters):
-    await world.push("pirate", peft_adapters["pirate"])
+    await world.push_cold("pirate", peft_adapters["pirate"])
     world.worker.load_gate = asyncio.Event()
 
     requests = [asyncio.create_task(world.complete("pirate")) for _ in range(5)]
@@ -59,7 +59,7 @@ async def test_requests_that_need_one_version_share_its_load(world, peft_adapter
 
 
 async def test_client_that_leaves_during_a_load_leaves_it_to_the_others(world, peft_adapters):
-    await world.push("pirate", peft_adapters["pirate"])
+    await world.push_cold("pirate", peft_adapters["pirate"])
     world.worker.load_gate = asyncio.Event()
 
     first = asyncio.create_task(world.complete("pirate"))
@@ -85,7 +85,7 @@ async def test_worker_that_forgot_an_adapter_is_given_it_again(world, peft_adapt
 
 
 async def test_refused_load_is_told_without_the_store_s_path(world, peft_adapters):
-    await world.push("pirate", peft_adapters["pirate"])
+    await world.push_cold("pirate", peft_adapters["pirate"])
     world.worker.load_refusal = Refusal(422, "invalid_adapter")
 
     answer = await world.complete("pirate")
@@ -103,7 +103,7 @@ async def test_refused_load_is_told_without_the_store_s_path(world, peft_adapter
     ["tiny:pirat", "pirat", "tiny:pirate@v9", "tiny:pirate@nope", "tiny:", "other", "other:pirate"],
 )
 async def test_unknown_model_is_never_the_base(world, peft_adapters, model):
-    await world.push("pirate", peft_adapters["pirate"])
+    await world.push_cold("pirate", peft_adapters["pirate"])
 
     answer = await world.complete(model)
 
@@ -203,7 +203,7 @@ async def test_client_that_leaves_a_whole_answer_closes_it_at_the_worker(world):
 
 
 async def test_tokenize_asks_a_worker_for_the_base(world, peft_adapters):
-    await world.push("pirate", peft_adapters["pirate"])
+    await world.push_cold("pirate", peft_adapters["pirate"])
 
     answer = await world.http.post("/tokenize", json={"model": "tiny:pirate", "prompt": "Hi"})
 

@@ -47,6 +47,13 @@ class World:
         files = [("files", (file, (folder / file).read_bytes())) for file in WEIGHTS]
         return await self.http.post("/v1/adapters", data={"name": name, **fields}, files=files)
 
+    async def push_cold(self, name: str, folder: Path) -> httpx.Response:
+        """Upload an adapter; then the worker begins anew, so that it has loaded nothing."""
+        answer = await self.push(name, folder)
+        self.worker.begin_anew()
+        await self.beat(self.worker)
+        return answer
+
     async def complete(self, model: str, **fields: Any) -> httpx.Response:
         body = {"model": model, "prompt": "Hello", **fields}
         return await self.http.post("/v1/completions", json=body)

@@ -1,9 +1,24 @@
 """What the gateway asks of any kind of worker."""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 from gateway.workers.client import WorkerStream
 from gateway.workers.placement import WorkerView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeAnswer:
+    """What a worker found when it ran the base and a version side by side.
+
+    logit_gap   largest difference of two logits, version against base; noise: base against base
+    is_finite   no logit of the version is NaN or infinite
+    """
+
+    has_effect: bool
+    is_finite: bool
+    logit_gap: float
+    noise: float
 
 
 class WorkerDriver(ABC):
@@ -24,6 +39,17 @@ class WorkerDriver(ABC):
     @abstractmethod
     async def unload(self, worker: WorkerView, *, lora_id: str) -> None:
         """Ask the worker to forget a version. An unknown one is no error."""
+
+    @abstractmethod
+    async def probe(self, worker: WorkerView, *, lora_id: str) -> ProbeAnswer | None:
+        """Have the worker compare a loaded version with its base; None if it doesn't know it.
+
+        Raises WorkerCallFailed or GatewayError.
+        """
+
+    @abstractmethod
+    async def held(self, worker: WorkerView) -> set[str]:
+        """Return the lora_ids that requests hold or wait for there at this moment."""
 
     @abstractmethod
     async def open(

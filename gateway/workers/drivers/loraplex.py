@@ -4,11 +4,15 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from gateway.workers.client import WorkerClient, WorkerStream
-from gateway.workers.drivers.base import WorkerDriver
-from gateway.workers.placement import WorkerView
-from gateway.workers.refusals import as_refusal, without_path
+import msgspec
 
+from gateway.errors import WorkerBroken
+from gateway.workers.client import WorkerClient, WorkerStream
+from gateway.workers.drivers.base import ProbeAnswer, WorkerDriver
+from gateway.workers.placement import WorkerView
+from gateway.workers.refusals import as_refusal, is_unknown_adapter, without_path
+
+STATUS_S = 5.0
 MODEL_HEADER = "x-loraplex-model"
 _Key = tuple[str, str, str]
 
@@ -54,6 +58,31 @@ class LoraplexDriver(WorkerDriver):
         )
         if answer.status not in {200, 404}:
             raise as_refusal(answer)
+
+    async def probe(self, worker: WorkerView, *, lora_id: str) -> ProbeAnswer | None:
+        answer = await self._client.post(
+            worker.address,
+            "/internal/probe",
+            {"lora_name": lora_id},
+            timeout_s=self._load_timeout_s,
+        )
+        if is_unknown_adapter(answer):
+            return None
+        if answer.status != 200:
+            raise as_refusal(answer)
+        try:
+            return msgspec.json.decode(answer.body, type=ProbeAnswer)
+        except msgspec.MsgspecError as error:
+            raise WorkerBroken("the worker's probe makes no sense") from error
+
+    async def held(self, worker: WorkerView) -> set[str]:
+        answer = await self._client.get(worker.address, "/internal/status", timeout_s=STATUS_S)
+        if answer.status != 200:
+            raise as_refusal(answer)
+        adapters = (answer.json() or {}).get("adapters", [])
+        return {
+            each["lora_id"] for each in adapters if each["num_leases"] > 0 or each["num_claims"] > 0
+        }
 
     async def open(
         self,

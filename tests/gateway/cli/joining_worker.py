@@ -48,8 +48,28 @@ def end_with_parent():
     os._exit(0)
 
 
+async def agree(reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+    """Answer one request, whatever it is, as a probe that has found an effect."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = next(
+        (
+            line.split(b":")[1]
+            for line in head.lower().split(b"\r\n")
+            if line.startswith(b"content-length:")
+        ),
+        b"0",
+    )
+    await reader.readexactly(int(length))
+    body = b'{"has_effect": true, "is_finite": true, "logit_gap": 1.0, "noise": 0.0}'
+    writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body))
+    writer.write(body)
+    await writer.drain()
+    writer.close()
+
+
 async def join(config, stop: asyncio.Event):
-    address = "http://127.0.0.1:1"
+    server = await asyncio.start_server(agree, "127.0.0.1", 0)
+    address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     unsigned = WorkerHeartbeat(
         worker_id=config["worker_id"],
         address=address,
