@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import json
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -130,15 +131,11 @@ def measure_peft(
     )
     memory = MemoryWatch(process.pid)
     memory.start()
-    assert process.stdin is not None
-    assert process.stdout is not None
-    with process.stdin as stdin:
-        json.dump(plan, stdin)
-    lines = []
-    for line in process.stdout:
-        lines.append(json.loads(line))
-        print(f"peft: {lines[-1]}", flush=True)
-    memory.stop()
+    try:
+        lines = _talk(process, plan)
+    finally:
+        memory.stop()
+        process.kill()
     if process.wait() != 0:
         raise SystemExit(f"peft_baseline.py ended with {process.returncode}")
     return {
@@ -147,6 +144,20 @@ def measure_peft(
         "peak_rss_bytes": memory.peak_rss_bytes,
         "levels": lines[1:],
     }
+
+
+def _talk(process: subprocess.Popen[str], plan: dict[str, Any]) -> list[dict[str, Any]]:
+    """Give the plan, and return the lines of the answer when the process has ended."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process.stdin as stdin:
+        json.dump(plan, stdin)
+    lines = []
+    for line in process.stdout:
+        lines.append(json.loads(line))
+        print(f"peft: {lines[-1]}", flush=True)
+    process.wait()
+    return lines
 
 
 def _peft_level(
@@ -178,6 +189,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, nargs="*", default=list(CONCURRENCIES))
     parser.add_argument("--no-peft", action="store_true", help="measure only Loraplex")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that servers end with us
     now = datetime.now(UTC)
     result: dict[str, Any] = {
         "date": now.isoformat(timespec="seconds"),
