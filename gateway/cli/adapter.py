@@ -19,7 +19,13 @@ AliasFlag = Annotated[str, typer.Option("--alias", help="The alias that moves.")
 
 
 def push_adapter(
-    client: ApiClient, *, name: str, paths: Sequence[Path], base: str | None, promote: bool
+    client: ApiClient,
+    *,
+    name: str,
+    paths: Sequence[Path],
+    base: str | None,
+    promote: bool,
+    allow_no_effect: bool = False,
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Upload one adapter; returns the server's answer and the names that were not sent."""
     chosen = choose_files(paths)
@@ -28,6 +34,8 @@ def push_adapter(
         fields["base"] = base
     if promote:
         fields["promote"] = "true"
+    if allow_no_effect:
+        fields["allow_no_effect"] = "true"
     with opened(chosen.sent) as parts:
         answer = client.request("POST", "/v1/adapters", data=fields, files=parts)
     return answer, chosen.left
@@ -44,13 +52,23 @@ def push(
         bool, typer.Option("--promote", help="Move the alias `default` to it.")
     ] = False,
     base: Annotated[str | None, typer.Option("--base", help="The base it was trained for.")] = None,
+    allow_no_effect: Annotated[
+        bool, typer.Option("--allow-no-effect", help="Serve it even if it changes nothing.")
+    ] = False,
     url: UrlFlag = DEFAULT_URL,
     api_key: AdminKeyFlag = None,
     json: JsonFlag = False,
 ) -> None:
     """Upload an adapter; the same content twice is the same version."""
     with reporting(as_json=json) as output, ApiClient(url=url, key=api_key) as client:
-        answer, left = push_adapter(client, name=name, paths=paths, base=base, promote=promote)
+        answer, left = push_adapter(
+            client,
+            name=name,
+            paths=paths,
+            base=base,
+            promote=promote,
+            allow_no_effect=allow_no_effect,
+        )
         if json:
             output.json({**answer, "not_sent": list(left)})
             return
@@ -59,6 +77,9 @@ def push(
             f"{answer['coverage']}, rank {answer['max_rank']}, "
             f"{human_bytes(answer['num_bytes'])}, {answer['digest'][:19]}"
         )
+        if answer["state"] == "probing":
+            output.line("it can be called as soon as a worker has probed it")
+            return
         output.line(_aliases_line(answer))
         output.line(f'call it as model="{answer["base"]}:{answer["name"]}"')
         _print_remarks(output, answer, left)

@@ -126,6 +126,23 @@ def test_a_probing_version_is_not_routable_until_it_is_active() -> None:
     assert activate(record, digest(1)).aliases == {"default": digest(1)}
 
 
+def test_a_version_that_asked_for_default_gets_it_when_it_becomes_active() -> None:
+    record = add(three(), 4, state=VersionState.PROBING, promote=True)
+    assert record.aliases == {"default": digest(1)}
+    active = activate(record, digest(4))
+    assert active.aliases == {"default": digest(4)}
+    assert rollback(active).aliases == {"default": digest(1)}
+    failed = fail(record, digest(4), reason="no effect")
+    again = add(failed, 4, state=VersionState.PROBING)
+    assert activate(again, digest(4)).aliases == {"default": digest(1)}
+
+
+def test_a_version_that_was_retired_during_its_probe_stays_so() -> None:
+    record = retire(add(three(), 4, state=VersionState.PROBING), "v4")
+    with pytest.raises(AdapterConflict, match="retired before"):
+        activate(record, digest(4))
+
+
 def test_a_failed_version_says_why() -> None:
     record = fail(add(three(), 4, state=VersionState.PROBING), digest(4), reason="has no effect")
     assert resolve(record, "v4").reason == "has no effect"

@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adapters.validate import inspect_directory
+from adapters.validate import NO_EFFECT_TEXT, inspect_directory
 from tests.adapters.worlds import (
     TINY_MODULES,
     config,
@@ -262,3 +262,41 @@ def test_a_flood_of_problems_is_cut(tmp_path: Path) -> None:
     found = inspect_directory(tmp_path, tiny_base()).problems
     assert len(found) == 101
     assert found[-1] == "and 4900 more"
+
+
+def cancelling(*, one_module_only: bool) -> dict[str, np.ndarray]:
+    """Neither A nor B has a zero, but B times A is zero: two ranks that take each other away."""
+    arrays = tensors(rank=2)
+    for layer, target in ((0, "q_proj"), (0, "v_proj"), (1, "q_proj"), (1, "v_proj")):
+        a = arrays[tensor_name(layer, target, "A")]
+        b = arrays[tensor_name(layer, target, "B")]
+        a[1], b[:, 1] = a[0], -b[:, 0]
+        if one_module_only:
+            break
+    return arrays
+
+
+def test_factors_that_cancel_out_are_no_effect(tmp_path: Path) -> None:
+    fields = config(r=2)
+    silent = write_adapter(tmp_path / "a", fields, cancelling(one_module_only=False))
+    partly = write_adapter(tmp_path / "b", fields, cancelling(one_module_only=True))
+
+    assert inspect_directory(silent, tiny_base()).has_no_effect
+    inspection = inspect_directory(partly, tiny_base())
+    assert inspection.adapter is not None
+    assert any("B times A is zero in 1 of 4 modules" in text for text in inspection.warnings)
+
+
+def test_a_deliberate_no_op_is_a_warning(tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path, config(r=2), cancelling(one_module_only=False))
+    inspection = inspect_directory(folder, tiny_base(), allow_no_effect=True)
+    assert inspection.adapter is not None
+    assert NO_EFFECT_TEXT in inspection.warnings
+
+
+def test_tiny_factors_are_an_effect(tmp_path: Path) -> None:
+    """Whether the base's number format swallows them is for the probe to see."""
+    arrays = {name: array * np.float32(1e-18) for name, array in tensors().items()}
+    inspection = inspect_directory(write_adapter(tmp_path, None, arrays), tiny_base())
+    assert inspection.adapter is not None
+    assert not any("zero" in text for text in inspection.warnings)
