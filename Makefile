@@ -28,7 +28,7 @@ check: lint
 	$(PYTEST) -m "not slow and not deep and not gpu"
 
 prove: $(READY)
-	HYPOTHESIS_PROFILE=deep $(PYTEST) -m "not gpu"
+	HYPOTHESIS_PROFILE=deep $(PYTEST) --timeout=0 -m "not gpu"
 
 lint: $(READY)
 	$(BIN)/ruff format --check $(SOURCES)
