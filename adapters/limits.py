@@ -13,7 +13,7 @@ MAX_CONFIG_NAMES = 8192
 MAX_CONFIG_PATTERNS = 2048
 # Of one regular expression, and of matching all of a config's with every module's name.
 MAX_EXPRESSION_CHARS = 4096
-MAX_MATCH_CPU_S = 2
+MAX_MATCH_CPU_S = 1
 # Of one member's name in an archive, and of one block of tar headers that belong to it.
 MAX_MEMBER_NAME_BYTES = 1024
 MAX_TAR_TEXT_BYTES = 64 << 10

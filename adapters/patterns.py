@@ -110,5 +110,5 @@ class PatternMatcher:
 def _too_slow(patterns: Sequence[Pattern]) -> BadPattern:
     shown = ", ".join(repr(pattern.shown[:80]) for pattern in patterns[:4])
     return BadPattern(
-        f"{shown}: matching takes too long; at most {MAX_MATCH_CPU_S} seconds are spent on it"
+        f"{shown}: matching takes too long; at most {MAX_MATCH_CPU_S} s of computing is spent on it"
     )

@@ -282,7 +282,9 @@ class _Reader:
 
     def _check_unknown(self) -> None:
         known = _NEVER_DECIDE | _READ | _NOT_SERVED.keys()
-        for key in self._fields.keys() - known:
+        for key in self._fields:
+            if key in known:
+                continue
             value = self._fields[key]
             if is_inert(value):
                 self._notes.append(f"the unknown field {_words(key)} is {_words(value)}: ignored")
