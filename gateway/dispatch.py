@@ -15,6 +15,7 @@ from gateway.errors import (
 from gateway.metrics import GatewayMetrics
 from gateway.model_names import Target
 from gateway.sse import EventCutter, EventTooLong, is_comment
+from gateway.tenancy.tenants import Tenant
 from gateway.workers.client import (
     WorkerAnswer,
     WorkerCallFailed,
@@ -22,7 +23,7 @@ from gateway.workers.client import (
     WorkerStream,
     WorkerUnreachable,
 )
-from gateway.workers.drivers.base import WorkerDriver
+from gateway.workers.drivers.base import WorkerDriver, WorkerRequest
 from gateway.workers.placement import WorkerView
 from gateway.workers.pool import WorkerPool
 from gateway.workers.refusals import as_refusal, is_unknown_adapter
@@ -40,8 +41,19 @@ class Call:
     path: str
     body: bytes
     target: Target
+    tenant: Tenant
     streams: bool
     loads_adapter: bool = True
+    method: str = "POST"
+
+    def as_worker_sees_it(self) -> WorkerRequest:
+        return WorkerRequest(
+            method=self.method,
+            path=self.path,
+            body=self.body,
+            public_model=self.target.public_name,
+            tenant=self.tenant,
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -152,9 +164,7 @@ class Dispatcher:
         for _ in range(2):
             if call.loads_adapter and lora_id is not None and digest is not None:
                 await driver.ensure_loaded(worker, lora_id=lora_id, digest=digest)
-            stream = await driver.open(
-                worker, call.path, call.body, public_model=call.target.public_name
-            )
+            stream = await driver.open(worker, call.as_worker_sees_it())
             if stream.status == 200:
                 return stream
             refusal = await stream.read()

@@ -16,8 +16,11 @@ TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TokenIds = list[TokenId]
 PositiveInt = Annotated[int, Meta(ge=1)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-# Penalties come with the rest of sampling; until then the only value is the one without effect.
-ZeroOnly = Annotated[float, Meta(ge=0, le=0, description="only 0 for now")]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+LogitBias = Annotated[
+    dict[TokenId, Bias], Meta(max_length=1024, description="by token id, written as a string")
+]
 
 
 class StreamOptions(
@@ -69,11 +72,15 @@ class GenerationFields(
     stop: Stop | None = None
     stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
-    n: Annotated[int, Meta(ge=1, le=1, description="only 1 for now")] | None = None
+    n: Annotated[int, Meta(ge=1, le=16)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    frequency_penalty: ZeroOnly | None = None
-    presence_penalty: ZeroOnly | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    logit_bias: LogitBias | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
@@ -92,6 +99,7 @@ class CompletionRequest(GenerationFields, frozen=True, kw_only=True):
     """The body of POST /v1/completions. Several prompts give several choices, by index."""
 
     prompt: str | Annotated[list[str | TokenId | TokenIds], Meta(min_length=1)]
+    max_tokens: Annotated[int, Meta(ge=0, description="0 only with echo")] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     echo: bool | None = None
 
@@ -99,10 +107,19 @@ class CompletionRequest(GenerationFields, frozen=True, kw_only=True):
 class TokenizeRequest(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """The body of POST /tokenize: a prompt, or messages."""
+    """The body of POST /tokenize: a prompt, or messages. One base needs no `model`."""
 
-    model: Text
+    model: Text | None = None
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+
+
+class DetokenizeRequest(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """The body of POST /detokenize. One base needs no `model`."""
+
+    tokens: TokenIds
+    model: Text | None = None

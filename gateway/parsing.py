@@ -20,7 +20,8 @@ from gateway.openai_types import (
 
 T = TypeVar("T")
 
-_AT = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
+_AT = re.compile(r"^(?P<what>.*?)(?: - at `(?P<key>key` in `)?(?P<path>[^`]*)`)?$", re.DOTALL)
+_ANY_KEY = "[...]"  # msgspec's words for a place in an object with free keys
 _FIELD = re.compile(r"(?P<how>unknown|required) field `(?P<name>[^`]*)`")
 _STEP = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
 
@@ -76,8 +77,8 @@ def parse_completion(body: bytes) -> CompletionRequest:
     """Decode and check a completion request."""
     request = parse_json(body, CompletionRequest)
     _check_generation(request)
-    if request.echo:
-        raise InvalidRequest("echo may only be false for now", param="echo")
+    if request.max_tokens == 0 and not request.echo:
+        raise InvalidRequest("max_tokens may be 0 only with `echo`: true", param="max_tokens")
     if isinstance(request.prompt, list) and len({type(item) for item in request.prompt}) > 1:
         raise InvalidRequest(
             "prompt is a string, a list of strings, a list of token ids, or a list of such lists; "
@@ -109,6 +110,9 @@ def _explain(error: msgspec.ValidationError, body: bytes) -> InvalidRequest:
     matched = _AT.match(str(error))
     assert matched is not None
     what, path = matched["what"], (matched["path"] or "$").removeprefix("$").removeprefix(".")
+    path = path.replace(_ANY_KEY, "")
+    if matched["key"]:
+        what = f"a key: {_lower_first(what)}"
     field = _FIELD.search(what)
     if field is not None:
         param = f"{path}.{field['name']}" if path else field["name"]

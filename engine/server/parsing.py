@@ -57,7 +57,7 @@ def _refusal(text: str) -> InvalidRequest:
     path = at[2].replace(_ANY_KEY, "") if at else ""
     words = text[: at.start()] if at else text
     if at and at[1]:
-        words = f"a key: {words}"
+        words = f"a key: {words[:1].lower()}{words[1:]}"
     if unknown := _UNKNOWN_FIELD.search(words):
         name = _join(path, unknown[1])
         message = f"{name!r} is not a supported field"

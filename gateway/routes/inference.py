@@ -1,4 +1,4 @@
-"""Chat completions, completions and tokenize: parsed once, resolved, sent to a worker."""
+"""Chat completions and completions: parsed once, resolved, sent to a worker."""
 
 from typing import TypeVar
 
@@ -14,63 +14,46 @@ from gateway.openai_types import (
     CompletionRequest,
     GenerationFields,
     StreamOptions,
-    TokenizeRequest,
 )
-from gateway.parsing import parse_chat, parse_completion, parse_tokenize, read_body
+from gateway.parsing import parse_chat, parse_completion, read_body
 from gateway.route_spec import RouteSpec
 from gateway.services import Gateway, gateway_of
 from gateway.streaming import InferenceResponse
 from gateway.tenancy.keys import Access
+from gateway.tenancy.tenants import tenant_of
 
 G = TypeVar("G", bound=GenerationFields)
 
 
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation."""
-    gateway = gateway_of(request)
-    body = await read_body(request, max_bytes=gateway.settings.max_body_bytes)
-    return await _generation(gateway, "/v1/chat/completions", parse_chat(body))
+    body = await read_body(request, max_bytes=gateway_of(request).settings.max_body_bytes)
+    return await _generation(request, parse_chat(body))
 
 
 async def completions(request: Request) -> Response:
     """Continue one or several prompts."""
+    body = await read_body(request, max_bytes=gateway_of(request).settings.max_body_bytes)
+    return await _generation(request, parse_completion(body))
+
+
+async def _generation(request: Request, asked: GenerationFields) -> Response:
     gateway = gateway_of(request)
-    body = await read_body(request, max_bytes=gateway.settings.max_body_bytes)
-    return await _generation(gateway, "/v1/completions", parse_completion(body))
-
-
-async def tokenize(request: Request) -> Response:
-    """Count and list the tokens of a prompt, as the worker would see them."""
-    gateway = gateway_of(request)
-    body = await read_body(request, max_bytes=gateway.settings.max_body_bytes)
-    asked = parse_tokenize(body)
-    target, from_snapshot = await _resolved(gateway, asked.model)
-    # The base's tokenizer serves all its adapters, so nothing is loaded for this.
-    sent = msgspec.structs.replace(asked, model=target.base_id)
+    target, from_snapshot = await resolved(gateway, asked.model)
     call = Call(
-        path="/tokenize",
-        body=msgspec.json.encode(sent),
-        target=target,
-        streams=False,
-        loads_adapter=False,
-    )
-    return _response(gateway, call, shows_usage=False, from_snapshot=from_snapshot)
-
-
-async def _generation(gateway: Gateway, path: str, asked: GenerationFields) -> Response:
-    target, from_snapshot = await _resolved(gateway, asked.model)
-    call = Call(
-        path=path,
+        path=request.url.path,
         body=msgspec.json.encode(_for_worker(asked, target)),
         target=target,
+        tenant=tenant_of(request),
         streams=bool(asked.stream),
     )
     options = asked.stream_options
     shows_usage = bool(options is not None and options.include_usage)
-    return _response(gateway, call, shows_usage=shows_usage, from_snapshot=from_snapshot)
+    return response_to(gateway, call, shows_usage=shows_usage, from_snapshot=from_snapshot)
 
 
-async def _resolved(gateway: Gateway, model: str) -> tuple[Target, bool]:
+async def resolved(gateway: Gateway, model: str) -> tuple[Target, bool]:
+    """Return what `model` names, and whether only the local copy of the registry says so."""
     view = await gateway.reader.for_model(model)
     try:
         target = resolve_model(
@@ -106,9 +89,10 @@ def _for_worker(asked: G, target: Target) -> G:
     )
 
 
-def _response(
+def response_to(
     gateway: Gateway, call: Call, *, shows_usage: bool, from_snapshot: bool
 ) -> InferenceResponse:
+    """Return the answer to `call`, which is made when it is sent."""
     return InferenceResponse(
         call,
         dispatcher=gateway.dispatcher,
@@ -137,13 +121,5 @@ ROUTES = [
         summary="Continue one or several prompts.",
         request=CompletionRequest,
         streams=True,
-    ),
-    RouteSpec(
-        method="POST",
-        path="/tokenize",
-        endpoint=tokenize,
-        access=Access.DATA,
-        summary="Count and list the tokens of a prompt or of messages.",
-        request=TokenizeRequest,
     ),
 ]

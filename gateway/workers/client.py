@@ -119,12 +119,18 @@ class WorkerClient:
         await self._http.aclose()
 
     async def open(
-        self, address: str, path: str, body: bytes, *, headers: Mapping[str, str] | None = None
+        self,
+        address: str,
+        path: str,
+        body: bytes,
+        *,
+        headers: Mapping[str, str] | None = None,
+        method: str = "POST",
     ) -> WorkerStream:
-        """POST `body` and return once the worker's status and headers are there."""
+        """Send `body` and return once the worker's status and headers are there."""
         with _translated():
             request = self._http.build_request(
-                "POST", address + path, content=body, headers={**JSON_HEADERS, **(headers or {})}
+                method, address + path, content=body, headers={**JSON_HEADERS, **(headers or {})}
             )
             return WorkerStream(await self._http.send(request, stream=True))
 

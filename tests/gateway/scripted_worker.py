@@ -72,6 +72,8 @@ class ScriptedWorker:
                 Route("/v1/chat/completions", self._generate, methods=["POST"]),
                 Route("/v1/completions", self._generate, methods=["POST"]),
                 Route("/tokenize", self._tokenize, methods=["POST"]),
+                Route("/detokenize", self._detokenize, methods=["POST"]),
+                Route("/tokenizer_info", self._tokenizer_info, methods=["GET"]),
                 Route("/v1/load_lora_adapter", self._load, methods=["POST"]),
                 Route("/v1/unload_lora_adapter", self._unload, methods=["POST"]),
                 Route("/internal/probe", self._probe, methods=["POST"]),
@@ -106,7 +108,7 @@ class ScriptedWorker:
         self.load_begun.clear()
 
     async def _note(self, request: Request) -> dict[str, Any]:
-        body = json.loads(await request.body())
+        body = json.loads(await request.body() or b"{}")
         self.sent.append(Sent(request.url.path, body, dict(request.headers)))
         return body
 
@@ -162,6 +164,14 @@ class ScriptedWorker:
     async def _tokenize(self, request: Request) -> Response:
         await self._note(request)
         return JSONResponse({"count": 2, "max_model_len": 64, "tokens": [1, 2]})
+
+    async def _detokenize(self, request: Request) -> Response:
+        await self._note(request)
+        return JSONResponse({"prompt": "Hi"})
+
+    async def _tokenizer_info(self, request: Request) -> Response:
+        await self._note(request)
+        return JSONResponse({"tokenizer_class": "T", "eos_token": "</s>"})
 
     async def _load(self, request: Request) -> Response:
         body = await self._note(request)

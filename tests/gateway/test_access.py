@@ -16,6 +16,8 @@ DATA = {
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
     ("POST", "/tokenize"),
+    ("POST", "/detokenize"),
+    ("GET", "/tokenizer_info"),
     ("GET", "/v1/models"),
 }
 

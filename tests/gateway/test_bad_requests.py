@@ -20,7 +20,17 @@ def refusal(parse, **fields) -> InvalidRequest:
     [
         ("tools", []),
         ("response_format", {"type": "json_object"}),
-        ("logit_bias", {"5": 1}),
+        ("logit_bias", {"5": 101}),
+        ("logit_bias", {"5": "much"}),
+        ("logit_bias", {"five": 1}),
+        ("logit_bias", {"-5": 1}),
+        ("logit_bias", {str(n): 0 for n in range(1025)}),
+        ("min_p", 1.01),
+        ("min_tokens", -1),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", "high"),
+        ("echo", True),
+        ("priority", -1),
         ("colour", "red"),
         ("cache_salt", "x"),
         ("lora_path", "/etc"),
@@ -34,10 +44,10 @@ def refusal(parse, **fields) -> InvalidRequest:
         ("max_tokens", "many"),
         ("max_tokens", 1.5),
         ("max_completion_tokens", -1),
-        ("n", 2),
+        ("n", 17),
         ("n", 0),
-        ("frequency_penalty", 0.5),
-        ("presence_penalty", -1),
+        ("frequency_penalty", 2.5),
+        ("presence_penalty", -2.5),
         ("top_logprobs", 21),
         ("logprobs", 3),
         ("stop", 5),
@@ -120,7 +130,10 @@ def test_other_prompts_are_refused(prompt):
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"echo": True}, "echo"),
+        ({"echo": 1}, "echo"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1, "echo": True}, "max_tokens"),
+        ({"best_of": 2}, "best_of"),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
@@ -130,6 +143,34 @@ def test_other_prompts_are_refused(prompt):
 )
 def test_bad_field_of_a_completion_is_named(fields, param):
     assert refusal(parse_completion, model="m", prompt="x", **fields).param == param
+
+
+def test_every_field_of_sampling_is_passed_on_as_it_came():
+    fields = {
+        "model": "m",
+        "prompt": [[1, 2]],
+        "echo": True,
+        "logprobs": 1,
+        "max_tokens": 0,
+        "n": 16,
+        "min_p": 0.5,
+        "min_tokens": 3,
+        "repetition_penalty": 1.5,
+        "presence_penalty": -2.0,
+        "frequency_penalty": 2.0,
+        "logit_bias": {"5": -100.0, "6": 100.0},
+        "seed": 1234,
+    }
+
+    request = parse_completion(msgspec.json.encode(fields))
+
+    assert msgspec.json.decode(msgspec.json.encode(request)) == fields
+
+
+def test_bad_key_of_an_object_is_called_a_key():
+    error = refusal(parse_chat, model="m", messages=MESSAGES, logit_bias={"five": 1})
+
+    assert "a key: expected `int`" in str(error)
 
 
 def test_top_logprobs_want_logprobs():

@@ -6,7 +6,7 @@ import json
 import httpx
 import pytest
 
-from tests.gateway.scripted_worker import USAGE, Refusal, Script
+from tests.gateway.scripted_worker import USAGE, Refusal, Script, ScriptedWorker
 from tests.gateway.serving import closed_port
 from tests.gateway.world import gateway_world
 
@@ -209,6 +209,75 @@ async def test_tokenize_asks_a_worker_for_the_base(world, peft_adapters):
 
     assert answer.json()["tokens"] == [1, 2]
     assert world.worker.sent[0].body == {"model": "tiny", "prompt": "Hi"}
+
+
+async def test_detokenize_and_tokenizer_info_are_the_base_s(world, peft_adapters):
+    await world.push("pirate", peft_adapters["pirate"])
+    world.worker.sent.clear()
+
+    text = await world.http.post("/detokenize", json={"model": "tiny:pirate", "tokens": [1, 2]})
+    info = await world.http.get("/tokenizer_info", params={"model": "tiny:pirate"})
+
+    assert text.json() == {"prompt": "Hi"}
+    assert info.json() == {"tokenizer_class": "T", "eos_token": "</s>"}
+    assert [sent.body for sent in world.worker.sent] == [{"model": "tiny", "tokens": [1, 2]}, {}]
+    unknown = await world.http.get("/tokenizer_info", params={"model": "other"})
+    assert unknown.status_code == 404
+
+
+async def test_one_base_needs_no_name_where_only_its_tokenizer_is_asked(world):
+    """As lm-eval and vLLM's other clients ask."""
+    for method, path, body in (
+        ("POST", "/tokenize", {"prompt": "Hi", "add_special_tokens": False}),
+        ("POST", "/detokenize", {"tokens": [1]}),
+        ("GET", "/tokenizer_info", None),
+    ):
+        answer = await world.http.request(method, path, json=body)
+        assert answer.status_code == 200, answer.text
+    assert [sent.body.get("model") for sent in world.worker.sent] == ["tiny", "tiny", None]
+
+
+async def test_two_bases_need_a_name(world):
+    other = ScriptedWorker("w-2", base_id="other")
+    await world.beat(other, address=closed_port())
+
+    answer = await world.http.get("/tokenizer_info")
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "model"
+    assert "other, tiny" in answer.json()["error"]["message"]
+
+
+async def test_no_worker_has_no_tokenizer(world):
+    await world.registry.remove_worker("w-1")
+
+    assert (await world.http.get("/tokenizer_info")).status_code == 503
+
+
+async def test_tenant_and_salt_are_the_gateway_s_and_never_the_client_s(world):
+    theirs = {
+        "x-loraplex-salt": "stolen",
+        "x-loraplex-tenant": "somebody",
+        "x-loraplex-priority": "-9",
+        "x-loraplex-model": "mine",
+    }
+    body = {"model": "tiny", "prompt": "Hello"}
+
+    for headers in ({}, theirs):
+        await world.http.post("/v1/completions", json=body, headers=headers)
+    refused = await world.complete("tiny", cache_salt="stolen")
+
+    seen = [
+        {name: value for name, value in sent.headers.items() if name.startswith("x-loraplex")}
+        for sent in world.worker.sent
+    ]
+    expected = {
+        "x-loraplex-salt": "tenant:default",
+        "x-loraplex-tenant": "default",
+        "x-loraplex-model": "tiny",
+    }
+    assert seen == [expected, expected]
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "cache_salt")
 
 
 async def test_worker_s_refusal_is_passed_on_with_its_words(world):

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from gateway.tenancy.tenants import Tenant
 from gateway.workers.client import WorkerStream
 from gateway.workers.placement import WorkerView
 
@@ -19,6 +20,20 @@ class ProbeAnswer:
     is_finite: bool
     logit_gap: float
     noise: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRequest:
+    """What is sent to a worker for one request of a client, and for whom.
+
+    public_model   what answers call the model
+    """
+
+    method: str
+    path: str
+    body: bytes
+    public_model: str
+    tenant: Tenant
 
 
 class WorkerDriver(ABC):
@@ -52,12 +67,5 @@ class WorkerDriver(ABC):
         """Return the lora_ids that requests hold or wait for there at this moment."""
 
     @abstractmethod
-    async def open(
-        self,
-        worker: WorkerView,
-        path: str,
-        body: bytes,
-        *,
-        public_model: str,
-    ) -> WorkerStream:
-        """Send a request; answers name `public_model`. Raises WorkerCallFailed."""
+    async def open(self, worker: WorkerView, request: WorkerRequest) -> WorkerStream:
+        """Send a request; no other tenant's cached tokens are used. Raises WorkerCallFailed."""

@@ -1,4 +1,4 @@
-"""Our own workers: adapters by path, public names by header."""
+"""Our own workers: adapters by path; public names, salts and tenants by header."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,12 +8,14 @@ import msgspec
 
 from gateway.errors import WorkerBroken
 from gateway.workers.client import WorkerClient, WorkerStream
-from gateway.workers.drivers.base import ProbeAnswer, WorkerDriver
+from gateway.workers.drivers.base import ProbeAnswer, WorkerDriver, WorkerRequest
 from gateway.workers.placement import WorkerView
 from gateway.workers.refusals import as_refusal, is_unknown_adapter, without_path
 
 STATUS_S = 5.0
 MODEL_HEADER = "x-loraplex-model"
+SALT_HEADER = "x-loraplex-salt"
+TENANT_HEADER = "x-loraplex-tenant"
 _Key = tuple[str, str, str]
 
 
@@ -84,16 +86,14 @@ class LoraplexDriver(WorkerDriver):
             each["lora_id"] for each in adapters if each["num_leases"] > 0 or each["num_claims"] > 0
         }
 
-    async def open(
-        self,
-        worker: WorkerView,
-        path: str,
-        body: bytes,
-        *,
-        public_model: str,
-    ) -> WorkerStream:
+    async def open(self, worker: WorkerView, request: WorkerRequest) -> WorkerStream:
+        headers = {
+            MODEL_HEADER: request.public_model,
+            SALT_HEADER: request.tenant.cache_salt,
+            TENANT_HEADER: request.tenant.tenant_id,
+        }
         return await self._client.open(
-            worker.address, path, body, headers={MODEL_HEADER: public_model}
+            worker.address, request.path, request.body, headers=headers, method=request.method
         )
 
     async def aclose(self) -> None:
