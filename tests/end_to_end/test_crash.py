@@ -9,6 +9,7 @@ import httpx
 import pytest
 import redis
 
+from tests.end_to_end.processes import command_of, descendants_of, is_gone
 from tests.end_to_end.serving import serving
 from tests.waiting import eventually
 
@@ -57,29 +58,6 @@ def answers(server) -> dict[str, str]:
     return {model: answer_of(server, model) for model in (BASE, f"{BASE}:json", f"{BASE}:pirate")}
 
 
-def children_of(pid: int) -> list[int]:
-    """Return direct children, by Linux's /proc."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for task in tasks for child in task.read_text().split()]
-
-
-def descendants_of(pid: int) -> set[int]:
-    found: set[int] = set()
-    todo = [pid]
-    while todo:
-        children = children_of(todo.pop())
-        found.update(children)
-        todo += children
-    return found
-
-
-def command_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-    except OSError:
-        return ""
-
-
 def core_pid_of(server) -> int:
     (core,) = [
         pid
@@ -87,10 +65,6 @@ def core_pid_of(server) -> int:
         if "engine.core_process" in command_of(pid)
     ]
     return core
-
-
-def is_gone(pid: int) -> bool:
-    return command_of(pid) == ""
 
 
 def test_killed_core_comes_back_with_its_adapters(server):

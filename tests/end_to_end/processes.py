@@ -1,0 +1,54 @@
+"""What the processes of a run are and take, by Linux's /proc."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+
+def children_of(pid: int) -> list[int]:
+    """Return direct children, by Linux's /proc."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
+def descendants_of(pid: int) -> set[int]:
+    found: set[int] = set()
+    todo = [pid]
+    while todo:
+        children = children_of(todo.pop())
+        found.update(children)
+        todo += children
+    return found
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
+
+
+def is_gone(pid: int) -> bool:
+    return command_of(pid) == ""
+
+
+class Memory:
+    """Resident bytes of some processes over time; Linux only."""
+
+    def __init__(self, pids: dict[str, int]) -> None:
+        self._pids = pids
+        self._samples: dict[str, list[int]] = {name: [] for name in pids}
+
+    def sample(self) -> None:
+        for name, pid in self._pids.items():
+            num_pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+            self._samples[name].append(num_pages * os.sysconf("SC_PAGE_SIZE"))
+
+    def slopes(self) -> dict[str, float]:
+        """Bytes gained per sample, by least squares over the last four fifths of the samples."""
+        found = {}
+        for name, samples in self._samples.items():
+            settled = samples[len(samples) // 5 :]
+            found[name] = float(np.polyfit(np.arange(len(settled)), settled, 1)[0])
+        return found
