@@ -14,6 +14,7 @@ from gateway.errors import answer_http_exception
 from gateway.metrics import GatewayMetrics
 from gateway.middleware import CatchErrors, Observe, RequireKey
 from gateway.openapi import openapi_document
+from gateway.repeats import RepeatAnswers
 from gateway.routes.table import TABLE
 from gateway.services import Gateway, running_gateway
 from gateway.settings import GatewaySettings
@@ -44,6 +45,9 @@ def create_app(
             Middleware(Observe, metrics=metrics, clock=clock),
             Middleware(CatchErrors),
             Middleware(RequireKey, table=TABLE, keys=keys),
+            Middleware(RepeatAnswers),
+            # Once more inside, so that a refusal is an answer, which can be repeated.
+            Middleware(CatchErrors),
         ],
         exception_handlers={HTTPException: answer_http_exception},
         lifespan=lifespan,

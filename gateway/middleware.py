@@ -1,6 +1,7 @@
 """What surrounds every route: who may pass, what went wrong, what was counted.
 
-Plain ASGI classes; from the outside in: Observe, CatchErrors, RequireKey, the routes.
+Plain ASGI classes; from the outside in: Observe, CatchErrors, RequireKey, RepeatAnswers,
+CatchErrors once more, the routes.
 """
 
 import logging

@@ -13,6 +13,13 @@ from gateway.tenancy.keys import Access
 _REF = "#/components/schemas/{name}"
 _PATH_PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")
 
+_IDEMPOTENCY_KEY = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "description": "A request that is sent again with its key is answered as the first one was.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 255},
+}
+
 
 class ErrorObject(msgspec.Struct, kw_only=True):
     """What went wrong; `problems` lists everything when an adapter is refused."""
@@ -75,6 +82,8 @@ def _operation(spec: RouteSpec, schema_of: dict[Any, Any]) -> dict[str, Any]:
         {"name": name, "in": "query", "description": text, "schema": {"type": "string"}}
         for name, text in spec.query.items()
     ]
+    if spec.method == "POST" and spec.access is Access.ADMIN:
+        parameters.append(_IDEMPOTENCY_KEY)
     if parameters:
         operation["parameters"] = parameters
     content = {}

@@ -12,6 +12,7 @@ from adapters.registry import AdapterRegistry
 from adapters.store import AdapterStore
 from gateway.background import Background
 from gateway.dispatch import Dispatcher
+from gateway.idempotency import IdempotencyKeys
 from gateway.metrics import GatewayMetrics
 from gateway.probing import VersionProber
 from gateway.pruning import Pruner
@@ -36,6 +37,7 @@ class Gateway:
     publisher: Publisher
     pruner: Pruner
     uploads: UploadDesk
+    idempotency: IdempotencyKeys
     pool: WorkerPool
     client: WorkerClient
     drivers: dict[str, WorkerDriver]
@@ -89,6 +91,7 @@ async def running_gateway(
             publisher=Publisher(store=store, registry=registry, reader=reader, prober=prober),
             pruner=pruner,
             uploads=UploadDesk(store=store, settings=settings),
+            idempotency=IdempotencyKeys(redis),
             pool=pool,
             client=client,
             drivers=drivers,

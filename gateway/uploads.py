@@ -61,12 +61,12 @@ class UploadDesk:
         Takes a multipart form, or JSON with a path. Raises InvalidRequest, BodyTooLarge,
         BodyTooSlow or AdapterError, and leaves nothing behind then.
         """
-        timely = Request(request.scope, _timely(request.receive, self._settings))
+        limited = Request(request.scope, timely(request.receive, self._settings))
         if request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
             async with self._room() as room:
-                yield await self._from_form(timely, room)
+                yield await self._from_form(limited, room)
         else:
-            body = await read_body(timely, max_bytes=self._settings.max_body_bytes)
+            body = await read_body(limited, max_bytes=self._settings.max_body_bytes)
             wanted = parse_json(body, PathUpload)
             with blaming("name"):
                 check_adapter_name(wanted.name)
@@ -169,7 +169,7 @@ def _below_allowed_root(path: str, roots: tuple[Path, ...], *, param: str) -> Pa
     return real
 
 
-def _timely(receive: Receive, settings: GatewaySettings) -> Receive:
+def timely(receive: Receive, settings: GatewaySettings) -> Receive:
     """Return `receive`, which raises BodyTooSlow when a body stops coming or never ends."""
     started = time.monotonic()
     silence_s, timeout_s = settings.upload_silence_s, settings.upload_timeout_s
