@@ -4,6 +4,8 @@ from pathlib import Path
 
 import msgspec
 
+from adapters.base_description import OUTSIDE_GROUPS
+
 MANIFEST_NAME = "manifest.json"
 DIGEST_PREFIX = "sha256:"
 
@@ -14,7 +16,8 @@ class AdapterManifest(msgspec.Struct, frozen=True, kw_only=True):
     digest                 "sha256:" and 64 hex digits; see adapters.digest
     base_id, base_identity the base against which it was validated
     rows                   rank rows that it needs, by arena group
-    num_possible_modules   linear modules of that base, so that coverage can be shown
+    num_modules            modules of layers that it touches; targets names those outside too
+    num_possible_modules   linear modules of that base's layers, so that coverage can be shown
     warnings               what the uploader should look at; notes: what was accepted, and why
     allows_no_effect       the uploader wants it served though it changes nothing
     created                ISO 8601, UTC
@@ -37,7 +40,10 @@ class AdapterManifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def coverage(self) -> str:
-        return f"{self.num_modules}/{self.num_possible_modules} modules"
+        """How much of the base it touches, for a person."""
+        outside = [target for target in self.targets if target in OUTSIDE_GROUPS]
+        inside = f"{self.num_modules}/{self.num_possible_modules} modules"
+        return " and ".join([inside, *outside])
 
     def lora_id(self, adapter_name: str) -> str:
         return lora_id(adapter_name, self.digest)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from adapters.base_description import TARGET_GROUPS
+from adapters.base_description import GROUP_OF_TARGET, OUTSIDE_GROUPS
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
@@ -41,6 +41,8 @@ class TensorRef:
 class ModuleLora:
     """The two factors on one linear module: y += scale · (x Aᵀ) Bᵀ.
 
+    layer is 0 for a target outside the layers. For embed_tokens x is one-hot: rows of Aᵀ.
+
     a   [lora_rank, in_features]
     b   [out_features, lora_rank]
     """
@@ -54,7 +56,7 @@ class ModuleLora:
 
     @property
     def group(self) -> str:
-        return TARGET_GROUPS[self.target]
+        return GROUP_OF_TARGET[self.target]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,9 +102,14 @@ class PeftAdapter:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The names of the targets that it touches, in the order of a layer."""
+        """The names of the targets that it touches: those of a layer in order, then the others."""
         used = {lora.target for lora in self.loras}
-        return tuple(target for target in TARGET_GROUPS if target in used)
+        return tuple(target for target in GROUP_OF_TARGET if target in used)
+
+    @property
+    def num_layer_modules(self) -> int:
+        """How many modules of layers it touches."""
+        return sum(lora.target not in OUTSIDE_GROUPS for lora in self.loras)
 
     def rows(self) -> dict[str, int]:
         """Return the rank rows that it needs in each group: the largest rank there."""

@@ -95,7 +95,7 @@ class AdapterStore:
             dtype=adapter.dtype,
             max_rank=adapter.max_rank,
             rows=adapter.rows(),
-            num_modules=len(adapter.loras),
+            num_modules=adapter.num_layer_modules,
             num_possible_modules=base.num_layers * len(base.modules),
             targets=list(adapter.targets),
             num_bytes=adapter.num_bytes,

@@ -5,7 +5,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from adapters.base_description import TARGET_GROUPS, BaseDescription
+from adapters.base_description import (
+    GROUP_OF_TARGET,
+    OUTSIDE_GROUPS,
+    TARGET_GROUPS,
+    BaseDescription,
+)
 from adapters.effect import adds_nothing
 from adapters.folder import missing_weights_text
 from adapters.limits import MAX_CONFIG_BYTES
@@ -21,14 +26,13 @@ from adapters.peft_format import (
     TensorRef,
 )
 from adapters.safetensors_header import read_header
+from adapters.saved_base import find_problem
 from adapters.tensor_names import ModuleName, SortedTensors, shorten, sort_tensors
 from adapters.tensor_scan import scan_tensors
 from adapters.words import printable
 
 NO_EFFECT_TEXT = "the adapter has no effect: in every module B times A is zero"
 _MAX_TEXTS = 100
-# Modules outside the layers that PEFT could target too.
-_OUTSIDE = ("embed_tokens", "lm_head")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +65,15 @@ def inspect_directory(
     report = _Report()
     config = _read_config(directory, report)
     tensors = _read_tensors(directory, report)
+    found = sort_tensors(tensors)
+    report.problems += found.problems
     loras: list[ModuleLora] = []
     if config is not None:
         _check_against_base(config, base, report)
-        loras = _resolve(config, tensors, base, report)
+        loras = _resolve(config, found, base, report)
+    _check_saved(found, base, report)
+    saved = {tensor.name for _, tensor in found.saved}
+    tensors = tuple(tensor for tensor in tensors if tensor.name not in saved)
     if tensors:
         _check_values(tensors, loras, report, allow_no_effect=allow_no_effect)
     if report.problems or config is None:
@@ -153,28 +162,21 @@ def model_family(architecture: str) -> str:
 
 
 def _resolve(
-    config: EffectiveConfig,
-    tensors: Sequence[TensorRef],
-    base: BaseDescription,
-    report: _Report,
+    config: EffectiveConfig, found: SortedTensors, base: BaseDescription, report: _Report
 ) -> list[ModuleLora]:
-    found = sort_tensors(tensors)
-    report.problems += found.problems
     modules = [
         ModuleName(layer=layer, target=target)
         for layer in range(base.num_layers)
         for target in TARGET_GROUPS
         if target in base.modules
-    ]
+    ] + [ModuleName(layer=0, target=target) for target in OUTSIDE_GROUPS]
     keys = {module.key(found.root): module for module in modules}
-    outside = [f"{found.root}embed_tokens", "lm_head"]
     try:
-        matching = match_modules(config, [*keys, *outside])
+        matching = match_modules(config, [*keys])
     except BadPattern as error:
         report.problems.append(str(error))
         return []
-    _check_outside(matching.settings, report)
-    meant = {keys[key]: setting for key, setting in matching.settings.items() if key in keys}
+    meant = {keys[key]: setting for key, setting in matching.settings.items()}
     if not meant:
         report.problems.append(_no_match_text(config, base))
     if matching.unused:
@@ -182,18 +184,19 @@ def _resolve(
             f"{shorten(matching.unused)}: no module of this adapter on this base; PEFT passes "
             "over it too"
         )
-    if not tensors:
+    if not (found.a or found.b or found.saved or found.problems):
         return []
     _check_agreement(meant, found, base, report)
     return _build(meant, found, base, report)
 
 
-def _check_outside(settings: Iterable[str], report: _Report) -> None:
-    for name in _OUTSIDE:
-        if any(key == name or key.endswith("." + name) for key in settings):
-            report.problems.append(
-                f"target_modules means {name}: LoRA on embedding or head isn't served yet"
-            )
+def _check_saved(found: SortedTensors, base: BaseDescription, report: _Report) -> None:
+    for target, tensor in found.saved:
+        problem = find_problem(target, tensor, base)
+        if problem is None:
+            report.notes.append(f"{tensor.name} is the base's own matrix, so it is left out")
+        else:
+            report.problems.append(problem)
 
 
 def _no_match_text(config: EffectiveConfig, base: BaseDescription) -> str:
@@ -223,8 +226,8 @@ def _check_agreement(
          [m for m in present if m not in meant and m.layer < base.num_layers]),
         ("the config targets these modules, but the weights don't have them",
          [m for m in meant if m not in present]),
-        ("lora_B.weight is missing for", [m for m in found.a if m not in found.b]),
-        ("lora_A.weight is missing for", [m for m in found.b if m not in found.a]),
+        ("lora_B is missing for", [m for m in found.a if m not in found.b]),
+        ("lora_A is missing for", [m for m in found.b if m not in found.a]),
     )  # fmt: skip
     for text, modules in groups:
         if modules:
@@ -246,7 +249,7 @@ def _build(
         if a is None or b is None:
             continue
         setting = meant[module]
-        shape = base.modules[module.target]
+        shape = base.shape_of(module.target)
         for tensor, expected in (
             (a, (setting.rank, shape.in_features)),
             (b, (shape.out_features, setting.rank)),
@@ -300,7 +303,7 @@ def _check_values(
     if idle and len(idle) == len(loras):
         (report.warnings if allow_no_effect else report.problems).append(NO_EFFECT_TEXT)
     elif idle:
-        names = shorten(lora.a.name.removesuffix(".lora_A.weight") for lora in idle)
+        names = shorten(lora.a.name.partition(".lora_")[0] for lora in idle)
         report.warnings.append(
             f"B times A is zero in {len(idle)} of {len(loras)} modules, which have no effect: "
             f"{names}"
@@ -322,4 +325,4 @@ def _common_dtype(tensors: Iterable[TensorRef]) -> str:
 
 
 def _order(module: ModuleName) -> tuple[int, int]:
-    return module.layer, list(TARGET_GROUPS).index(module.target)
+    return module.layer, list(GROUP_OF_TARGET).index(module.target)

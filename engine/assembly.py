@@ -103,6 +103,7 @@ def describe(
         num_blocks=split.num_blocks,
         block_size=config.block_size,
         memory=split.as_numbers(),
+        embedding_digests=base.embedding_digests,
     )
 
 
@@ -112,7 +113,9 @@ def max_model_len_of(config: EngineConfig, loaded: LoadedModel) -> int:
 
 
 def module_specs(loaded: LoadedModel) -> list[ModuleSpec]:
-    """Return the packed LoRA modules of one layer, with their slices in column order."""
+    """Return the LoRA modules: those of a layer with their slices in column order, then the two
+    outside the layers.
+    """
     spec = loaded.spec
     q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     return [
@@ -131,6 +134,20 @@ def module_specs(loaded: LoadedModel) -> list[ModuleSpec]:
             group="mlp",
             in_features=spec.intermediate,
             slice_out_features=(spec.hidden,),
+        ),
+        ModuleSpec(
+            name="embedding",
+            group="embedding",
+            in_features=spec.vocab_size,
+            slice_out_features=(spec.hidden,),
+            num_layers=1,
+        ),
+        ModuleSpec(
+            name="head",
+            group="head",
+            in_features=spec.hidden,
+            slice_out_features=(spec.vocab_size,),
+            num_layers=1,
         ),
     ]
 
@@ -160,6 +177,7 @@ def base_description(
             "down_proj": LinearShape(spec.intermediate, spec.hidden),
         },
         lora_rows=lora_rows,
+        embedding_digests=loaded.embedding_digests,
     )
 
 

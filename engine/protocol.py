@@ -129,7 +129,9 @@ class CoreReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     model_dir        directory with tokenizer.json and tokenizer_config.json
     base_identity    "sha256:…" over weights, format, dtype and rope
     modules          shape of each of the seven LoRA targets, equal in all layers
-    lora_rows        rank rows of each arena group ("attention", "mlp"); empty without LoRA
+    lora_rows        rank rows of each arena group ("attention", "mlp", "embedding", "head");
+                     empty without LoRA
+    embedding_digests  see BaseDescription
     """
 
     base_id: str
@@ -148,6 +150,7 @@ class CoreReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     num_blocks: int
     block_size: int
     memory: dict[str, int]
+    embedding_digests: dict[str, dict[str, str]] = {}
 
 
 class CoreFailed(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -16,15 +16,17 @@ LayerTable = Sequence[Sequence[float]]
 class ModuleSpec:
     """One linear module of each layer, packed of slices that have the input in common.
 
-    name                 "qkv", "o", "gate_up" or "down"
-    group                adapters have one span of rows per group ("attention", "mlp")
+    name                 "qkv", "o", "gate_up", "down"; outside the layers "embedding" and "head"
+    group                adapters have one span of rows per group ("attention", "mlp", …)
     slice_out_features   output columns of each slice, in order: q|k|v is three slices
+    num_layers           None for as many as the model has, 1 outside the layers
     """
 
     name: str
     group: str
     in_features: int
     slice_out_features: tuple[int, ...]
+    num_layers: int | None = None
 
     @property
     def num_slices(self) -> int:
@@ -127,9 +129,10 @@ class Arena:
         self._b: dict[str, Tensor] = {}
         for module in modules:
             rows = self.num_rows[module.group]
-            a_shape = (num_layers, module.num_slices, rows, module.in_features)
+            layers = self.num_layers_of(module.name)
+            a_shape = (layers, module.num_slices, rows, module.in_features)
             self._a[module.name] = lazy_zeros(a_shape, dtype=dtype, device=device)
-            b_shape = (num_layers, rows, module.out_features)
+            b_shape = (layers, rows, module.out_features)
             self._b[module.name] = lazy_zeros(b_shape, dtype=dtype, device=device)
         self._entries: dict[int, _Entry] = {}
 
@@ -152,13 +155,23 @@ class Arena:
         sizes: dict[str, int] = {}
         for module in modules:
             elements = module.num_slices * module.in_features + module.out_features
-            num_bytes = elements * num_layers * dtype.itemsize
+            layers = num_layers if module.num_layers is None else module.num_layers
+            num_bytes = elements * layers * dtype.itemsize
             sizes[module.group] = sizes.get(module.group, 0) + num_bytes
         return sizes
 
     def module(self, name: str) -> ModuleSpec:
         """Return the extents of a module."""
         return self._modules[name]
+
+    def num_layers_of(self, module: str) -> int:
+        """Return in how many layers a module is: 1 if it is outside them."""
+        layers = self._modules[module].num_layers
+        return self.num_layers if layers is None else layers
+
+    def carries(self, module: str, lora_index: int) -> bool:
+        """Say whether an adapter has rows in a module, in any layer."""
+        return module in self._entries[lora_index].ranks
 
     def a(self, module: str) -> Tensor:
         """Return [num_layers, num_slices, num_rows, in]."""
@@ -185,7 +198,7 @@ class Arena:
             module = self._modules[name]
             span = spans.get(module.group, Span(row0=0, num_rows=0))
             self._check_inside(module.group, span)
-            assert len(table) == self.num_layers, "one line per layer"
+            assert len(table) == self.num_layers_of(name), "one line per layer"
             for line in table:
                 assert len(line) == module.num_slices, "one rank per slice"
                 assert all(0 <= rank <= span.num_rows for rank in line), "ranks fit the span"
@@ -230,7 +243,7 @@ class Arena:
             if module.group != group:
                 continue
             a, b = self._a[module.name], self._b[module.name]
-            for layer in range(self.num_layers):
+            for layer in range(self.num_layers_of(module.name)):
                 # A layer at a time, so that the copy that makes overlap safe stays small.
                 a[layer, :, dst.row0 : dst.stop] = a[layer, :, src.row0 : src.stop].clone()
                 b[layer, dst.row0 : dst.stop] = b[layer, src.row0 : src.stop].clone()

@@ -7,6 +7,15 @@ from punica_kernels.arena import Arena
 from punica_kernels.plan import LoraPlan
 
 
+def add_lora_embedding(y: Tensor, token_ids: Tensor, *, arena: Arena, plan: LoraPlan) -> None:
+    """Add every adapter's part to the embeddings y [num_tokens, hidden] of its tokens, in place.
+
+    The definition is all there is: a lookup per token and one small product per segment.
+    """
+    assert y.shape[0] == token_ids.shape[0] == plan.num_tokens, "the plan is this step's"
+    reference.add_lora_embedding(y, token_ids, arena=arena, plan=plan)
+
+
 def add_lora(
     y: Tensor, x: Tensor, *, arena: Arena, module: str, layer: int, plan: LoraPlan
 ) -> None:

@@ -40,6 +40,17 @@ class LoraPlan:
         assert end <= self.num_tokens, "segments lie inside the step"
 
 
+def select_rows(plan: LoraPlan, rows: Sequence[int]) -> LoraPlan | None:
+    """Return the plan of a tensor made of some of the step's rows, in any order, with repeats.
+
+    None if no row among them carries an adapter.
+    """
+    owners: list[int | None] = [None] * plan.num_tokens
+    for segment in plan.segments:
+        owners[segment.start : segment.stop] = [segment.lora_index] * segment.num_tokens
+    return build_plan([owners[row] for row in rows], [1] * len(rows))
+
+
 def build_plan(lora_indices: Sequence[int | None], lengths: Sequence[int]) -> LoraPlan | None:
     """Return the plan of consecutive runs, or None if no run carries an adapter.
 

@@ -52,6 +52,23 @@ def lora_expand(
             place.copy_(place.float() + delta)
 
 
+def add_lora_embedding(y: Tensor, token_ids: Tensor, *, arena: Arena, plan: LoraPlan) -> None:
+    """Add every adapter's part to the embeddings of its tokens, in place.
+
+        y[t] += scale * a[span, token_ids[t]] @ b[span]            for the tokens t of each segment
+
+    y  [num_tokens, hidden], token_ids [num_tokens]; in fp32 up to the last rounding to y's dtype.
+
+    The product with a one-hot row is a lookup, so nothing is computed over the vocabulary.
+    """
+    for segment in plan.segments:
+        rows = slice(segment.start, segment.stop)
+        for part in arena.weights("embedding", 0, segment.lora_index).slices:
+            v = part.a_t[token_ids[rows]].float()  # [tokens of the segment, rank]
+            place = y[rows]
+            place.copy_(place.float() + part.scale * (v @ part.b.float()))
+
+
 def add_lora(
     y: Tensor, x: Tensor, *, arena: Arena, module: str, layer: int, plan: LoraPlan
 ) -> None:

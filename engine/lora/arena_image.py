@@ -37,6 +37,8 @@ PLACE_OF_TARGET = {
     "gate_proj": ("gate_up", 0),
     "up_proj": ("gate_up", 1),
     "down_proj": ("down", 0),
+    "embed_tokens": ("embedding", 0),
+    "lm_head": ("head", 0),
 }
 
 

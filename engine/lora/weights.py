@@ -97,10 +97,10 @@ class ArenaWriter:
     def _set_tables(self, copy: _Copy) -> None:
         ranks: dict[str, list[list[int]]] = {}
         scales: dict[str, list[list[float]]] = {}
-        num_layers = self._arena.num_layers
         for part in copy.image.header.slices:
             if part.module not in ranks:
                 num_slices = self._arena.module(part.module).num_slices
+                num_layers = self._arena.num_layers_of(part.module)
                 ranks[part.module] = [[0] * num_slices for _ in range(num_layers)]
                 scales[part.module] = [[0.0] * num_slices for _ in range(num_layers)]
             ranks[part.module][part.layer][part.slice_index] = part.rank
@@ -127,7 +127,7 @@ class ArenaWriter:
                 module is None
                 or span is None
                 or part.rank > span.num_rows
-                or part.layer >= self._arena.num_layers
+                or part.layer >= self._arena.num_layers_of(part.module)
                 or part.in_features != module.in_features
                 or part.out_features != module.slice_out_features[part.slice_index]
             ):

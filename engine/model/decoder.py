@@ -12,6 +12,7 @@ from engine.model.layers import DecoderLayer, LayerWeights, StepContext, rms_nor
 from engine.model.linear import PackedLinear
 from engine.model.rotary import RotaryTable
 from engine.model.spec import ModelSpec
+from punica_kernels.dispatch import add_lora, add_lora_embedding
 
 
 class Decoder:
@@ -59,13 +60,25 @@ class Decoder:
             lora=lora,
         )
         residual = F.embedding(inputs.token_ids, self.embedding)
+        if lora is not None:
+            add_lora_embedding(residual, inputs.token_ids, arena=lora.arena, plan=lora.plan)
         for layer in self.layers:
             layer.forward(residual, step)
         return rms_norm(residual, self.final_norm, self.spec.rms_norm_eps)
 
-    def head(self, hidden_rows: torch.Tensor) -> torch.Tensor:  # [n, hidden] -> [n, vocab] fp32
-        """Return the logits of some rows of `forward`'s result."""
-        return self.lm_head.product(hidden_rows).float()
+    def head(
+        self,
+        hidden_rows: torch.Tensor,  # [n, hidden]
+        lora: LoraStep | None,
+    ) -> torch.Tensor:  # [n, vocab] fp32
+        """Return the logits of some rows of `forward`'s result.
+
+        lora  of these rows, as LoraStep.for_head makes it; not the step's own
+        """
+        logits = self.lm_head.product(hidden_rows).float()
+        if lora is not None:
+            add_lora(logits, hidden_rows, arena=lora.arena, module="head", layer=0, plan=lora.plan)
+        return logits
 
     def weight_tensors(self) -> list[torch.Tensor]:
         """Return every tensor of the model once; a tied head is its embedding."""

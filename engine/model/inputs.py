@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from punica_kernels.plan import select_rows
+
 if TYPE_CHECKING:
     from engine.scheduler.plan import StepPlan
     from punica_kernels.arena import Arena
@@ -60,6 +62,14 @@ class LoraStep:
 
     arena: Arena
     plan: LoraPlan
+
+    def for_head(self, rows: SequenceABC[int]) -> LoraStep | None:
+        """Return what the head adds to `rows` of the step; None if no adapter of them has any."""
+        carriers = {segment.lora_index for segment in self.plan.segments}
+        if not any(self.arena.carries("head", lora_index) for lora_index in carriers):
+            return None
+        plan = select_rows(self.plan, rows)
+        return None if plan is None else LoraStep(arena=self.arena, plan=plan)
 
 
 def build_inputs(plan: StepPlan, *, block_size: int, device: torch.device) -> StepInputs:

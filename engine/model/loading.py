@@ -12,6 +12,7 @@ from engine.config import EngineConfig
 from engine.errors import InvalidModel
 from engine.model.checkpoint import Checkpoint
 from engine.model.decoder import Decoder
+from engine.model.embedding_digests import EmbeddingDigests, embedding_digests
 from engine.model.gguf import convert_gguf
 from engine.model.hub import fetch_from_hub, looks_like_hub_id
 from engine.model.identity import DigestCache, base_identity, digests_of
@@ -28,11 +29,12 @@ _HUB_CACHE_NAME = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")
 class LoadedModel:
     """A base model in memory, and where its tokenizer is.
 
-    model_dir       has tokenizer.json, and tokenizer_config.json or chat_template.jinja
-    base_id         public id; never a path
-    identity        "sha256:…" over weights, format, dtype and rope
-    eos_token_ids   tokens that end an answer
-    max_model_len   the operator's limit, or the checkpoint's
+    model_dir           has tokenizer.json, and tokenizer_config.json or chat_template.jinja
+    base_id             public id; never a path
+    identity            "sha256:…" over weights, format, dtype and rope
+    eos_token_ids       tokens that end an answer
+    max_model_len       the operator's limit, or the checkpoint's
+    embedding_digests   see BaseDescription
     """
 
     spec: ModelSpec
@@ -44,6 +46,7 @@ class LoadedModel:
     dtype: torch.dtype
     weight_bytes: int
     max_model_len: int
+    embedding_digests: EmbeddingDigests
 
 
 def load_model(config: EngineConfig, *, progress: Callable[[str], None]) -> LoadedModel:
@@ -63,17 +66,21 @@ def load_model(config: EngineConfig, *, progress: Callable[[str], None]) -> Load
         checkpoint, spec, dtype=_TORCH_DTYPES[dtype], max_model_len=max_model_len
     )
     progress("computing the identity of the weights")
-    cache = DigestCache(Path(config.state_dir) / "models" / "digests.json")
+    models_dir = Path(config.state_dir) / "models"
+    file_digests = digests_of(checkpoint.files, DigestCache(models_dir / "digests.json"))
     return LoadedModel(
         spec=spec,
         decoder=decoder,
         model_dir=model_dir,
         base_id=base_id,
-        identity=base_identity(spec, digests_of(checkpoint.files, cache), dtype=dtype),
+        identity=base_identity(spec, file_digests, dtype=dtype),
         eos_token_ids=_eos_token_ids(hf_config, model_dir),
         dtype=_TORCH_DTYPES[dtype],
         weight_bytes=sum(tensor.nbytes for tensor in decoder.weight_tensors()),
         max_model_len=max_model_len,
+        embedding_digests=embedding_digests(
+            checkpoint, spec, file_digests=file_digests, cache=models_dir / "embeddings.json"
+        ),
     )
 
 

@@ -10,6 +10,9 @@ from engine.errors import InvalidModel
 GIB = 1024**3
 MIB = 1024**2
 LORA_SHARE = 0.25
+# Adapters rarely reach outside the layers, and a row there is as wide as the vocabulary.
+OUTSIDE_GROUPS = ("embedding", "head")
+OUTSIDE_SHARE = 1 / 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +60,8 @@ def split_memory(
 
     `row_bytes` gives one rank row's bytes in each arena group, over all layers; empty without
     LoRA. `max_blocks` is what all sequences at full length could use; what KV leaves over goes
-    to rank rows. Raises InvalidModel with the numbers if one sequence of full length can't fit.
+    to rank rows, of whose bytes the embedding and the head get a sixteenth each. Raises
+    InvalidModel with the numbers if one sequence of full length can't fit.
     """
     rest = budget_bytes - activation_bytes
     lora_share = int(rest * LORA_SHARE) if row_bytes else 0
@@ -70,10 +74,7 @@ def split_memory(
             "raise --memory or lower --max-model-len"
         )
     kv_bytes = num_blocks * block_bytes
-    lora_rows: dict[str, int] = {}
-    if row_bytes:
-        rows = max((rest - kv_bytes) // sum(row_bytes.values()), 0)
-        lora_rows = dict.fromkeys(row_bytes, int(rows))
+    lora_rows = _lora_rows(max(rest - kv_bytes, 0), row_bytes)
     return MemorySplit(
         budget_bytes=budget_bytes,
         weight_bytes=weight_bytes,
@@ -83,6 +84,19 @@ def split_memory(
         num_blocks=int(num_blocks),
         lora_rows=lora_rows,
     )
+
+
+def _lora_rows(num_bytes: int, row_bytes: Mapping[str, int]) -> dict[str, int]:
+    """Give each group outside the layers its small share, and those inside equally many rows."""
+    outside = {
+        group: int(num_bytes * OUTSIDE_SHARE) // row_bytes[group]
+        for group in OUTSIDE_GROUPS
+        if group in row_bytes
+    }
+    inside = {group: size for group, size in row_bytes.items() if group not in outside}
+    rest = num_bytes - sum(num_rows * row_bytes[group] for group, num_rows in outside.items())
+    num_rows = rest // sum(inside.values()) if inside else 0
+    return dict.fromkeys(inside, num_rows) | outside
 
 
 class PeakMeter:

@@ -124,11 +124,14 @@ def measure_effect(
     is what the matrix library's own rounding makes of a row's place in the step.
     """
     token_ids = _probe_tokens(num_tokens, vocab_size=decoder.spec.vocab_size)
+    for place, token_id in enumerate(_tokens_that_it_embeds(arena, lora_index, num_tokens // 2)):
+        token_ids[2 * place] = token_id
     inputs = _inputs(token_ids, block_size=kv.block_size, device=kv.k.device)
     plan = build_plan([None, None, lora_index], [num_tokens] * _NUM_ROWS)
     assert plan is not None
-    hidden = decoder.forward(inputs, kv, LoraStep(arena=arena, plan=plan))
-    logits = decoder.head(hidden).view(_NUM_ROWS, num_tokens, -1)
+    lora = LoraStep(arena=arena, plan=plan)
+    hidden = decoder.forward(inputs, kv, lora)
+    logits = decoder.head(hidden, lora).view(_NUM_ROWS, num_tokens, -1)
     noise = _largest(logits[1] - logits[0])
     logit_gap = _largest(logits[2] - logits[0])
     if not math.isfinite(logit_gap):
@@ -141,6 +144,20 @@ def measure_effect(
 def _probe_tokens(num_tokens: int, *, vocab_size: int) -> list[int]:
     """Return tokens from all over the vocabulary, always the same ones."""
     return [(1 + place * _STRIDE) % vocab_size for place in range(num_tokens)]
+
+
+def _tokens_that_it_embeds(arena: Arena, lora_index: int, num_tokens: int) -> list[int]:
+    """Return the tokens whose embeddings the adapter changes most; none if it leaves them alone.
+
+    Training reaches only the tokens that it has met, so others would show nothing.
+    """
+    if num_tokens == 0 or not arena.carries("embedding", lora_index):
+        return []
+    (part,) = arena.weights("embedding", 0, lora_index).slices
+    strength = torch.zeros(part.a_t.shape[0])  # [vocab]
+    for row in part.a_t.t():
+        strength += row.float().abs()
+    return [int(token_id) for token_id in strength.topk(num_tokens).indices]
 
 
 def _inputs(token_ids: Sequence[int], *, block_size: int, device: torch.device) -> StepInputs:

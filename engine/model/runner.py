@@ -52,29 +52,35 @@ class ModelRunner:
         for copy in plan.block_copies:
             self.kv.copy_block(source=copy.source, target=copy.target)
         inputs = self.inputs_of(plan)
-        hidden = self.decoder.forward(inputs, self.kv, self.lora_step_of(plan))
+        lora = self.lora_step_of(plan)
+        hidden = self.decoder.forward(inputs, self.kv, lora)
         if on_prompt_logits is not None:
-            self._hand_over_prompts(plan, inputs, hidden, on_prompt_logits)
+            self._hand_over_prompts(plan, inputs, hidden, lora, on_prompt_logits)
         if inputs.sampled_rows.numel() == 0:
             return None
-        return self.decoder.head(hidden[inputs.sampled_rows])
+        rows = inputs.sampled_rows
+        head_lora = None if lora is None else lora.for_head(rows.tolist())
+        return self.decoder.head(hidden[rows], head_lora)
 
     def _hand_over_prompts(
         self,
         plan: StepPlan,
         inputs: StepInputs,
         hidden: torch.Tensor,  # [num_tokens, hidden]
+        lora: LoraStep | None,
         on_prompt_logits: Callable[[PromptTile], None],
     ) -> None:
         for position, (chunk, rows) in enumerate(zip(plan.chunks, inputs.chunks, strict=True)):
             for first in range(0, chunk.num_prompt_logits, PROMPT_TILE_ROWS):
                 num_rows = min(PROMPT_TILE_ROWS, chunk.num_prompt_logits - first)
                 row0 = rows.row0 + first
+                wanted = range(row0, row0 + num_rows)
+                head_lora = None if lora is None else lora.for_head(wanted)
                 on_prompt_logits(
                     PromptTile(
                         position=position,
                         start=chunk.start + first,
-                        logits=self.decoder.head(hidden[row0 : row0 + num_rows]),
+                        logits=self.decoder.head(hidden[row0 : row0 + num_rows], head_lora),
                     )
                 )
 

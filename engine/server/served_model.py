@@ -48,6 +48,7 @@ class ServedModel:
             tie_word_embeddings=ready.tie_word_embeddings,
             modules=modules,
             lora_rows=ready.lora_rows,
+            embedding_digests=ready.embedding_digests,
         )
 
 

@@ -133,7 +133,7 @@ def test_config_and_weights_must_agree(
         ("base_model.model.model.layers.0.mlp.q_proj.lora_A.weight", "no such module"),
         ("base_model.model.model.layers.00.self_attn.k_proj.lora_A.weight", "malformed"),
         ("base_model.model.lm_head.lora_A.weight", "lm_head"),
-        ("base_model.model.model.embed_tokens.lora_embedding_A", "embedding"),
+        ("base_model.model.model.embed_tokens.lora_embedding_A", "embed_tokens"),
         ("base_model.model.model.embed_tokens.weight", "embed_tokens"),
         ("base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector", "DoRA"),
         ("base_model.model.model.layers.0.self_attn.q_proj.lora_B.bias", "biases"),
@@ -153,7 +153,7 @@ def test_a_tensor_that_cannot_be_applied_is_named(name: str, words: str, tmp_pat
 def test_half_a_module_is_refused(side: str, tmp_path: Path) -> None:
     arrays = tensors()
     del arrays[tensor_name(1, "v_proj", side)]
-    assert f"lora_{side}.weight is missing for: model.layers.1.self_attn.v_proj" in problems(
+    assert f"lora_{side} is missing for: model.layers.1.self_attn.v_proj" in problems(
         tmp_path, None, arrays
     )
 

@@ -77,8 +77,10 @@ def teacher_forced_logits(llm: LLM, token_ids: list[int], lora_id: str | None) -
     )
     plan = StepPlan(chunks=(chunk,))
     inputs: StepInputs = core.runner.inputs_of(plan)
-    hidden = core.runner.decoder.forward(inputs, core.runner.kv, core.runner.lora_step_of(plan))
-    logits = core.runner.decoder.head(hidden)
+    lora = core.runner.lora_step_of(plan)
+    hidden = core.runner.decoder.forward(inputs, core.runner.kv, lora)
+    head_lora = None if lora is None else lora.for_head(range(len(token_ids)))
+    logits = core.runner.decoder.head(hidden, head_lora)
     core.scheduler.cache.pool.free(blocks[::-1])
     if lease is not None:
         core.adapters.residency.release(lease)

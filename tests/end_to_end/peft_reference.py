@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 BASE = None
 
 
-def save_tiny_llama(directory: Path, *, seed: int = 0) -> None:
+def save_tiny_llama(directory: Path, *, seed: int = 0, tied: bool = False) -> None:
     """Save a random Llama of four layers whose logits are not all alike; its words are w0, w1…"""
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -26,7 +26,7 @@ def save_tiny_llama(directory: Path, *, seed: int = 0) -> None:
         num_key_value_heads=2,
         max_position_embeddings=1024,
         initializer_range=0.2,
-        tie_word_embeddings=False,
+        tie_word_embeddings=tied,
         bos_token_id=1,
         eos_token_id=2,
     )

@@ -94,7 +94,7 @@ def paged_logits(
         inputs = build_inputs(
             StepPlan(chunks=chunks), block_size=BLOCK_SIZE, device=torch.device("cpu")
         )
-        logits = decoder.head(decoder.forward(inputs, kv, None))
+        logits = decoder.head(decoder.forward(inputs, kv, None), None)
         for chunk, rows in zip(
             chunks, logits.split([chunk.num_tokens for chunk in chunks]), strict=True
         ):

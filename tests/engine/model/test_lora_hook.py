@@ -55,7 +55,7 @@ def test_a_mixed_step_equals_merged_models(tmp_path: Path) -> None:
     kv = kv_storage(decoder, num_blocks=7)
     with torch.inference_mode():
         hidden = decoder.forward(inputs, kv, LoraStep(arena=arena, plan=lora_plan))
-        logits = decoder.head(hidden)
+        logits = decoder.head(hidden, None)
     assert logits.shape[1] == VOCAB_SIZE
     parts = logits.split([len(prompt) for prompt in PROMPTS])
     models = [model if index is None else merged[index] for index in LORA_INDICES]
