@@ -23,6 +23,7 @@ from engine.model.loading import LoadedModel, load_model
 from engine.model.memory import MemorySplit, PeakMeter, default_budget_bytes, split_memory
 from engine.model.runner import ModelRunner
 from engine.protocol import CoreReady, ModuleShape, SamplingParams
+from engine.scheduler.fair_queue import QueuePolicy
 from engine.scheduler.plan import Chunk, StepPlan
 from engine.scheduler.scheduler import Scheduler
 from engine.sequence import Sequence
@@ -65,6 +66,7 @@ def build_core(
         max_model_len=max_model_len,
         cache=CacheManager(BlockPool(split.num_blocks), block_size=config.block_size),
         residency=None if adapters is None else adapters.residency,
+        policy=QueuePolicy(config.scheduling),
     )
     limits = ModelLimits(
         base_identity=loaded.identity,

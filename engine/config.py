@@ -14,6 +14,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                          min(4 GiB, half of what is available)
     state_dir            where converted checkpoints and arena images may be written
     num_threads          of the matrix library; None means all cores
+    scheduling           who waits for whom: "fair" (by priority, then least served) or "fcfs"
     """
 
     model: str
@@ -29,6 +30,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None
     enable_lora: bool = True
     num_threads: int | None = None
+    scheduling: str = "fair"
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_tokens_per_step", "max_waiting_seqs", "block_size"):
@@ -38,3 +40,5 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"max_model_len must be at least 2, not {self.max_model_len}")
         if self.dtype not in {"auto", "bf16", "fp32"}:
             raise ValueError(f"dtype must be auto, bf16 or fp32, not {self.dtype!r}")
+        if self.scheduling not in {"fair", "fcfs"}:
+            raise ValueError(f"scheduling must be fair or fcfs, not {self.scheduling!r}")

@@ -9,7 +9,7 @@ from engine.kvcache.cache_manager import CacheManager
 from engine.lora.residency import AdapterResidency
 from engine.protocol import SequenceOutput, TokenLogprob
 from engine.scheduler.counters import SchedulerCounters
-from engine.scheduler.fcfs_queue import FcfsQueue
+from engine.scheduler.fair_queue import FairQueue, QueuePolicy
 from engine.scheduler.holds import AdapterHolds
 from engine.scheduler.limits import SchedulerLimits
 from engine.scheduler.outputs import error_output, token_output
@@ -23,7 +23,7 @@ OVERLOAD_RETRY_AFTER_S = 1.0
 class Scheduler:
     """One rule: a step gives each sequence min(missing tokens, what is left of the budget).
 
-    Running sequences first, in the order of their start, then waiting ones as FcfsQueue orders
+    Running sequences first, in the order of their start, then waiting ones as FairQueue orders
     them. A sequence starts with blocks for all of its tokens, some of them found in the cache, and
     only if a watermark beside them is free; it grows by a block at a time. When there is none, the
     last of the running sequences is preempted: it waits at the front of the queue, without blocks,
@@ -50,6 +50,7 @@ class Scheduler:
         residency: AdapterResidency | None = None,
         max_waiting_seqs: int = 1024,
         max_overtakes: int = 128,
+        policy: QueuePolicy = QueuePolicy.FAIR,
     ) -> None:
         self.cache = cache
         self.counters = SchedulerCounters()
@@ -61,7 +62,7 @@ class Scheduler:
         )
         self._holds = AdapterHolds(residency)
         self._requests: dict[str, SampleGroup] = {}
-        self._waiting = FcfsQueue(max_overtakes=max_overtakes)
+        self._waiting = FairQueue(policy=policy, max_overtakes=max_overtakes)
         self._running: list[Sequence] = []
         self._plan: StepPlan | None = None
         self._leaving: list[Sequence] = []
@@ -178,6 +179,7 @@ class Scheduler:
     def check_invariants(self) -> None:
         """Check that every sequence is in one place and holds what its status says, no more."""
         self.cache.check_invariants()
+        self._waiting.check_invariants()
         waiting, running = list(self._waiting), self._running
         samples = {seq for group in self._requests.values() for seq in group.samples}
         assert samples == {*waiting, *running} | (samples & {*self._leaving})
@@ -256,6 +258,7 @@ class Scheduler:
             seq.has_started = True
             seq.num_cached_tokens = num_found_tokens
             self.counters.num_cached_tokens += num_found_tokens
+            self._waiting.charge_start(seq)
         self._holds.unclaim(seq)
         self._waiting.remove(seq)
         seq.status = SequenceStatus.RUNNING
@@ -300,6 +303,7 @@ class Scheduler:
             return error_output(seq)
         seq.token_ids.append(sampled.token_id)
         self.counters.num_tokens_generated += 1
+        self._waiting.charge_token(seq)
         reason = find_finish_reason(seq, max_model_len=self._limits.max_model_len)
         if reason is not None:
             self._end(seq, reason)
@@ -324,6 +328,7 @@ class Scheduler:
         seq.finish_reason = reason
         if seq.group.is_over:
             del self._requests[seq.request_id]
+            self._waiting.leave(seq)
         if self._plan is not None and self._plan.has(seq):
             self._leaving.append(seq)
         else:

@@ -86,6 +86,14 @@ NumThreadsFlag = Annotated[
         help="Threads of each worker's products; by default all cores, shared by local workers.",
     ),
 ]
+SchedulingFlag = Annotated[
+    str,
+    typer.Option(
+        "--scheduling",
+        envvar=_variable("scheduling"),
+        help="fair (by priority, then least served) or fcfs.",
+    ),
+]
 DtypeFlag = Annotated[
     str,
     typer.Option("--dtype", envvar=_variable("dtype"), help="auto, bf16 or fp32."),

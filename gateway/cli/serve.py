@@ -57,6 +57,7 @@ def serve(
     memory: flags.MemoryFlag = None,
     block_size: flags.BlockSizeFlag = 16,
     num_threads: flags.NumThreadsFlag = None,
+    scheduling: flags.SchedulingFlag = "fair",
     dtype: flags.DtypeFlag = "auto",
     device: flags.DeviceFlag = "cpu",
     workers: flags.WorkersFlag = 1,
@@ -94,6 +95,10 @@ def engine_options(parameters: dict[str, Any]) -> EngineOptions:
     model, served_model_name = resolve_model(parameters["model"], parameters["served_model_name"])
     if parameters["dtype"] not in {"auto", "bf16", "fp32"}:
         raise typer.BadParameter(f"--dtype must be auto, bf16 or fp32, not {parameters['dtype']!r}")
+    if parameters["scheduling"] not in {"fair", "fcfs"}:
+        raise typer.BadParameter(
+            f"--scheduling must be fair or fcfs, not {parameters['scheduling']!r}"
+        )
     return EngineOptions(
         model=model,
         served_model_name=served_model_name,
@@ -105,6 +110,7 @@ def engine_options(parameters: dict[str, Any]) -> EngineOptions:
         block_size=parameters["block_size"],
         memory_bytes=parameters["memory"],
         num_threads=parameters["num_threads"],
+        scheduling=parameters["scheduling"],
     )
 
 

@@ -31,6 +31,7 @@ class EngineOptions:
     block_size: int
     memory_bytes: int | None
     num_threads: int | None = None
+    scheduling: str = "fair"
 
     def as_config(self, *, state_dir: Path, num_workers: int = 1) -> dict[str, Any]:
         """The fields of the engine's own configuration; several workers share cores and memory."""
@@ -47,6 +48,7 @@ class EngineOptions:
             "block_size": self.block_size,
             "memory_bytes": self.memory_bytes or memory_share_bytes(num_workers),
             "num_threads": self.num_threads or (None if num_workers == 1 else max(1, share)),
+            "scheduling": self.scheduling,
         }
 
 

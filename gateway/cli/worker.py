@@ -44,6 +44,7 @@ def worker(
     memory: flags.MemoryFlag = None,
     block_size: flags.BlockSizeFlag = 16,
     num_threads: flags.NumThreadsFlag = None,
+    scheduling: flags.SchedulingFlag = "fair",
     dtype: flags.DtypeFlag = "auto",
     device: flags.DeviceFlag = "cpu",
     served_model_name: flags.ServedModelNameFlag = None,

@@ -19,9 +19,9 @@ EOS = 999
 class Adapters(AdapterResidency):
     """The real residency over an arena that has room for `max_resident` adapters of one row."""
 
-    def __init__(self, *lora_ids, max_resident=100):
+    def __init__(self, *lora_ids, max_resident=100, clock=None):
         allocator = {"attention": ArenaAllocator(max_resident)}
-        super().__init__(allocator=allocator, clock=itertools.count().__next__)
+        super().__init__(allocator=allocator, clock=clock or itertools.count().__next__)
         for lora_id in lora_ids:
             self.add_one(lora_id)
 
