@@ -156,6 +156,120 @@ def test_seed_makes_sampling_repeatable(client):
     assert sample(7) != sample(8)
 
 
+def test_samples_of_a_seed_differ_and_repeat(client):
+    request = {
+        "model": BASE,
+        "messages": QUESTION,
+        "max_tokens": 16,
+        "temperature": 1.2,
+        "seed": 7,
+        "n": 4,
+    }
+    first, again = (client.chat.completions.create(**request) for _ in range(2))
+    chunks = list(client.chat.completions.create(**request, stream=True))
+
+    texts = [choice.message.content for choice in first.choices]
+    assert [choice.index for choice in first.choices] == [0, 1, 2, 3]
+    assert len(set(texts)) == 4
+    assert [choice.message.content for choice in again.choices] == texts
+    streamed = ["", "", "", ""]
+    for chunk in chunks:
+        (choice,) = chunk.choices
+        streamed[choice.index] += choice.delta.content or ""
+    assert streamed == texts
+    assert first.usage.completion_tokens <= 64
+    one = client.chat.completions.create(**{**request, "n": 1})
+    assert one.choices[0].message.content == texts[0], "sample 0 is what one alone would be"
+    assert one.usage.prompt_tokens == first.usage.prompt_tokens
+
+
+def test_logit_bias_forces_and_forbids_tokens(client, server):
+    request = {"model": BASE, "prompt": "The capital of France is", "temperature": 0}
+    free = client.completions.create(**request, max_tokens=1).choices[0].text
+    with server.client() as http:
+        forced, forbidden = (
+            http.post(
+                "/tokenize", json={"model": BASE, "prompt": text, "add_special_tokens": False}
+            ).json()["tokens"][0]
+            for text in (" blue", free)
+        )
+
+    blue = client.completions.create(**request, max_tokens=3, logit_bias={str(forced): 100})
+    other = client.completions.create(**request, max_tokens=1, logit_bias={str(forbidden): -100})
+
+    assert blue.choices[0].text == " blue blue blue"
+    assert other.choices[0].text != free
+
+
+@pytest.mark.parametrize(
+    "penalty", [{"frequency_penalty": 2.0}, {"extra_body": {"repetition_penalty": 1.8}}]
+)
+def test_penalties_end_a_loop(client, penalty):
+    """What a greedy answer repeats for ever comes less often when it is penalised."""
+    request = {"model": BASE, "prompt": "ha ha ha ha ha ha ha ha", "max_tokens": 24}
+    free, penalised = (
+        client.completions.create(**request, temperature=0, **fields).choices[0].text.split()
+        for fields in ({}, penalty)
+    )
+
+    assert free.count("ha") > 15
+    assert penalised.count("ha") < free.count("ha") // 2
+
+
+def test_min_tokens_put_the_end_off(client, server):
+    with server.client() as http:
+        (comma,) = http.post("/tokenize", json={"prompt": ","}).json()["tokens"]
+    request = {"model": BASE, "prompt": "1, 2, 3, 4,", "temperature": 0, "max_tokens": 12}
+    stop = {"stop_token_ids": [comma]}
+
+    short = client.completions.create(**request, extra_body=stop)
+    long = client.completions.create(**request, extra_body={**stop, "min_tokens": 8})
+
+    assert short.choices[0].finish_reason == "stop"
+    assert short.usage.completion_tokens < 8 <= long.usage.completion_tokens
+
+
+def test_echo_repeats_the_prompt_with_its_logprobs(client):
+    prompt = "The capital of France is"
+    request = {"model": f"{BASE}:pirate", "prompt": prompt, "temperature": 0, "max_tokens": 4}
+    plain = client.completions.create(**request)
+    answer = client.completions.create(**request, echo=True, logprobs=2)
+    (choice,) = answer.choices
+
+    assert choice.text == prompt + plain.choices[0].text
+    assert answer.usage.prompt_tokens == plain.usage.prompt_tokens
+    logprobs = choice.logprobs
+    assert logprobs.token_logprobs[0] is logprobs.top_logprobs[0] is None
+    assert len(logprobs.tokens) == answer.usage.total_tokens
+    assert "".join(logprobs.tokens) == choice.text
+    for token, offset in zip(logprobs.tokens, logprobs.text_offset, strict=True):
+        assert choice.text.startswith(token, offset)
+    alone = client.completions.create(**{**request, "max_tokens": 0}, echo=True, logprobs=2)
+    assert alone.choices[0].text == prompt
+    assert alone.choices[0].logprobs.tokens == logprobs.tokens[: answer.usage.prompt_tokens]
+
+
+def test_samples_of_several_prompts_are_echoed_in_order(client):
+    prompts = ["One, two,", "The sky is"]
+    answer = client.completions.create(
+        model=BASE, prompt=prompts, max_tokens=4, n=2, echo=True, seed=3
+    )
+
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    for choice in answer.choices:
+        assert choice.text.startswith(prompts[choice.index // 2])
+
+
+def test_repeated_prompt_is_counted_as_cached(client):
+    request = {"model": BASE, "prompt": "word " * 200, "max_tokens": 1}
+    client.completions.create(**request)
+
+    usage = client.completions.create(**request).usage
+
+    assert usage.prompt_tokens_details.cached_tokens > 150
+    assert usage.prompt_tokens_details.cached_tokens < usage.prompt_tokens
+
+
 def test_logprobs_of_greedy_tokens_are_the_top_ones(client):
     answer = client.chat.completions.create(
         model=BASE, messages=QUESTION, max_tokens=5, temperature=0, logprobs=True, top_logprobs=3
@@ -193,7 +307,15 @@ def test_unknown_adapter_is_not_found_and_never_the_base(client):
         ("temperature", 3.5),
         ("top_p", 0),
         ("max_tokens", "many"),
-        ("logit_bias", {"5": 1}),
+        ("logit_bias", {"5": 101}),
+        ("logit_bias", {"49152": 1}),
+        ("n", 17),
+        ("presence_penalty", 2.5),
+        ("repetition_penalty", 0),
+        ("min_p", 2),
+        ("min_tokens", 10_000),
+        ("echo", True),
+        ("cache_salt", "mine"),
         ("colour", "red"),
     ],
 )
