@@ -101,8 +101,10 @@ class Dispatcher:
     async def answered(self, call: Call) -> AsyncIterator[Answer]:
         """Hold a worker's answer to `call`, and close it however the block is left.
 
-        A failure before the first byte is tried once on another worker, if there is one. Raises
-        GatewayError otherwise. Cancelling closes the connection to the worker.
+        A failure before the first byte is tried once on another worker. If there is none, a broken
+        connection is tried once more with the same one, as soon as it isn't suspect any more: one
+        short breath of a busy machine is no reason to fail. Raises GatewayError otherwise.
+        Cancelling closes the connection to the worker.
         """
         async with AsyncExitStack() as held:
             yield await self._first_good(call, held)
@@ -117,8 +119,8 @@ class Dispatcher:
             if isinstance(error, WorkerRefused) and error.status not in RETRIED_STATUSES:
                 raise
             first_error = error
-        other = await self._choose(call, excluded=(worker.worker_id,), wait_s=0.0)
-        if other is None or other.is_suspect:
+        other = await self._choose_again(call, worker, first_error)
+        if other is None:
             raise _seen_by_client(first_error)
         is_refused = isinstance(first_error, WorkerRefused)
         self._metrics.retries.labels("refused" if is_refused else "unreachable").inc()
@@ -126,6 +128,16 @@ class Dispatcher:
             return await self._attempt(other, call, held)
         except WorkerUnreachable as error:
             raise _seen_by_client(error) from error
+
+    async def _choose_again(
+        self, call: Call, first: WorkerView, error: WorkerUnreachable | WorkerRefused
+    ) -> WorkerView | None:
+        other = await self._choose(call, excluded=(first.worker_id,), wait_s=0.0)
+        if other is not None and not other.is_suspect:
+            return other
+        if isinstance(error, WorkerRefused):
+            return None
+        return await self._choose(call, excluded=(), wait_s=self._worker_wait_s)
 
     async def _choose(
         self, call: Call, *, excluded: tuple[str, ...], wait_s: float

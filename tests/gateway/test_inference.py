@@ -325,6 +325,16 @@ async def test_worker_that_is_gone_is_passed_over(stream, valkey_url, redis_clie
             assert answer.headers["x-loraplex-worker"] == "w-2"
 
 
+async def test_only_worker_is_tried_once_more_when_its_connection_breaks(world):
+    world.worker.next.append(Script(words=("Ahoy",), breaks=True))
+
+    answer = await world.complete("tiny", stream=True)
+
+    assert answer.status_code == 200
+    assert "matey" in answer.text
+    assert world.worker.paths() == ["/v1/completions"] * 2
+
+
 async def test_only_worker_gone_is_unavailable_with_a_time_to_retry(world):
     await world.beat(world.worker, address=closed_port())
 
