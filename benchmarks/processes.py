@@ -1,8 +1,6 @@
 """The processes that are measured: a `loraplex serve`, and the memory of any process tree."""
 
 import json
-import os
-import platform
 import signal
 import subprocess
 import sys
@@ -128,24 +126,3 @@ class LoraplexServer:
     def _stop(self) -> None:
         self._process.send_signal(signal.SIGTERM)
         self._process.wait(timeout=STOP_TIMEOUT_S)
-
-
-def describe_machine() -> dict[str, Any]:
-    """What the figures were measured on."""
-    return {
-        "cpu": _cpu_name(),
-        "num_cores": os.cpu_count(),
-        "memory_bytes": psutil.virtual_memory().total,
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "load_before": [round(value, 2) for value in os.getloadavg()],
-    }
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

@@ -15,13 +15,13 @@ import sys
 import tempfile
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import httpx
 from harness import Call, run_level
-from processes import LoraplexServer, MemoryWatch, describe_machine
+from processes import LoraplexServer, MemoryWatch
+from provenance import describe_run
 from random_adapters import write_adapter
 from report import markdown_table
 from transformers import AutoConfig
@@ -173,16 +173,6 @@ def _peft_level(
     }
 
 
-def _commit() -> str:
-    found = subprocess.run(
-        ["git", "-C", str(HERE), "describe", "--always", "--dirty"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return found.stdout.strip() or "unknown"
-
-
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description="measure serving speed")
@@ -192,11 +182,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that servers end with us
     now = datetime.now(UTC)
     result: dict[str, Any] = {
-        "date": now.isoformat(timespec="seconds"),
-        "command": f"python benchmarks/serving.py {' '.join(sys.argv[1:])}".strip(),
-        "commit": _commit(),
-        "machine": describe_machine(),
-        "versions": {name: metadata.version(name) for name in ("torch", "transformers", "peft")},
+        **describe_run(now, libraries=("torch", "transformers", "peft")),
         "prompt_tokens": PROMPT_TOKENS,
         "output_tokens": OUTPUT_TOKENS,
         "lora_rank": LORA_RANK,
@@ -211,6 +197,7 @@ def main() -> None:
         if not args.no_peft:
             result["peft"] = measure_peft(folders, args.concurrency, prompts)
     path = HERE / "results" / f"{now:%Y-%m-%dT%H%M}.json"
+    path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(result, indent=2) + "\n")
     print(markdown_table(result))
     print(f"written to {path.relative_to(HERE.parent)}")
