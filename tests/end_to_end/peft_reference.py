@@ -31,7 +31,12 @@ def save_tiny_llama(directory: Path, *, seed: int = 0, tied: bool = False) -> No
         eos_token_id=2,
     )
     LlamaForCausalLM(config).save_pretrained(directory)
-    vocabulary = {f"w{token_id}": token_id for token_id in range(512)}
+    save_word_tokenizer(directory, num_words=512)
+
+
+def save_word_tokenizer(directory: Path, *, num_words: int) -> None:
+    """Save a tokenizer whose words are w0, w1…"""
+    vocabulary = {f"w{token_id}": token_id for token_id in range(num_words)}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="w0"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     tokenizer.save(str(directory / "tokenizer.json"))
@@ -55,11 +60,25 @@ class PeftReference:
 
     def __init__(self, base: PreTrainedModel, adapters: Mapping[str, Path]) -> None:
         names = list(adapters)
-        self.model = PeftModel.from_pretrained(base, adapters[names[0]], adapter_name=names[0])
+        model = PeftModel.from_pretrained(base, adapters[names[0]], adapter_name=names[0])
         for name in names[1:]:
-            self.model.load_adapter(adapters[name], adapter_name=name)
-        self.model.eval()
+            model.load_adapter(adapters[name], adapter_name=name)
+        self._take(model)
+
+    @classmethod
+    def around(cls, model: PeftModel) -> "PeftReference":
+        """Take a model that has its adapters already."""
+        reference = cls.__new__(cls)
+        reference._take(model)
+        return reference
+
+    def _take(self, model: PeftModel) -> None:
+        self.model = model.eval()
         self._greedy: dict[tuple[object, ...], list[int]] = {}
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.model.peft_config)
 
     @contextmanager
     def applying(self, name: str | None) -> Iterator[None]:
