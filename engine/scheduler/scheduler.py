@@ -33,8 +33,8 @@ class Scheduler:
     it and run beside it, or, where there is no room, wait as if they had been preempted.
 
     From this follows: only the last running sequence can be in the middle of its prompt; every
-    running sequence is in every step; the one that has run longest is never preempted; nobody
-    starts in a step that preempts, since the first in the queue has just lost what it would need.
+    running sequence is in every step; the one that has run longest is never preempted; in a step
+    that preempts somebody starts only if the cache makes up for blocks that were lost.
 
     The only writer of sequences, but for what CacheManager owns. One thread; a plan that is never
     committed is forgotten by the next plan_step.
