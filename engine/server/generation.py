@@ -1,5 +1,6 @@
 """All choices of one HTTP request, while the core works on them."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,9 @@ from engine.server.identifiers import new_id
 from engine.server.openai_responses import PromptDetails, Usage
 from engine.server.origin import Origin
 from engine.server.prompt_echo import PromptEcho
+
+# A prompt with more logprobs is written in a thread, so that others' streams go on.
+_MAX_SCORED_INLINE = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +85,11 @@ class Generation:
         if self.first_at_s is None:
             self.first_at_s = time.monotonic()
         number, output = arrival
-        delta = self._choices[number][output.sample_index].take(output)
+        choice = self._choices[number][output.sample_index]
+        if len(output.prompt_logprobs or ()) > _MAX_SCORED_INLINE:
+            delta = await asyncio.to_thread(choice.take, output)
+        else:
+            delta = choice.take(output)
         if delta.finish_reason is not None:
             self._flight.finish(number, output.sample_index)
         return delta

@@ -21,6 +21,8 @@ _COUNTERS = {
     ),
     "adapter_loads": ("num_adapter_loads", "Copies of a version into the arena."),
     "adapter_evictions": ("num_adapter_evictions", "Versions that made room in the arena."),
+    "preemptions": ("num_preemptions", "Sequences that gave their blocks back and wait again."),
+    "cached_tokens": ("num_cached_tokens", "Prompt tokens that had been computed earlier."),
 }
 
 
@@ -91,6 +93,8 @@ def _core_metrics(status: CoreStatus | None, *, num_core_starts: int) -> Iterato
     yield _gauge("loraplex_waiting_sequences", "Queued.", status.num_waiting_seqs)
     yield _gauge("loraplex_kv_blocks", "KV blocks in all.", status.num_blocks)
     yield _gauge("loraplex_free_kv_blocks", "KV blocks that are free.", status.num_free_blocks)
+    cached = "KV blocks that a later prompt can find."
+    yield _gauge("loraplex_cached_kv_blocks", cached, status.num_cached_blocks)
     yield from _arena_metrics(status)
 
 

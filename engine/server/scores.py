@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.protocol import TokenLogprob
-from engine.server.tokenizer import ModelTokenizer, token_text
+from engine.server.tokenizer import ModelTokenizer
 
 # JSON has no infinity; OpenAI writes this for a token that can't be drawn.
 _LEAST_LOGPROB = -9999.0
@@ -47,6 +47,5 @@ def given(tokenizer: ModelTokenizer, token_id: int, *, text_offset: int) -> Toke
 
 
 def _scored(tokenizer: ModelTokenizer, entry: TokenLogprob) -> ScoredToken:
-    raw = tokenizer.token_bytes(entry.token_id)
-    logprob = max(entry.logprob, _LEAST_LOGPROB)
-    return ScoredToken(text=token_text(raw), raw=raw, logprob=logprob)
+    raw, text = tokenizer.written(entry.token_id)
+    return ScoredToken(text=text, raw=raw, logprob=max(entry.logprob, _LEAST_LOGPROB))

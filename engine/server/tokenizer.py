@@ -26,6 +26,7 @@ class ModelTokenizer:
         kinds = set(_kinds(decoder))
         self._bytes_of_char = _bytes_of_char() if "ByteLevel" in kinds else None
         self._has_byte_fallback = "ByteFallback" in kinds
+        self._written: dict[int, tuple[bytes, str]] = {}  # at most the vocabulary
 
     @property
     def vocab_size(self) -> int:
@@ -50,6 +51,14 @@ class ModelTokenizer:
     def is_fallback_byte(self, token_id: int) -> bool:
         """Tell whether a token is one byte of a character, as `<0xE4>`."""
         return self._has_byte_fallback and _fallback_byte(self._token(token_id)) is not None
+
+    def written(self, token_id: int) -> tuple[bytes, str]:
+        """A token as logprobs write it: its bytes, and its text."""
+        known = self._written.get(token_id)
+        if known is None:
+            raw = self.token_bytes(token_id)
+            known = self._written[token_id] = raw, token_text(raw)
+        return known
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for in the middle of a text."""

@@ -101,6 +101,13 @@ async def test_streamed_echo_joins_to_the_whole(running: RunningWorker):
         assert joined(chunks, choice["index"]) == expected
 
 
+async def test_a_long_prompt_is_scored_as_a_short_one(running: RunningWorker, monkeypatch):
+    fields = {"prompt": SMILE, "echo": True, "logprobs": 2}
+    short = await complete(running, **fields)
+    monkeypatch.setattr("engine.server.generation._MAX_SCORED_INLINE", 2)
+    assert (await complete(running, **fields))["choices"] == short["choices"]
+
+
 async def test_offsets_of_an_echo_are_where_tokens_begin(running: RunningWorker, tokenizer):
     prompt = f"{START}user\n{SMILE}{END} and"
     choice = (await complete(running, prompt=prompt, echo=True, logprobs=0))["choices"][0]
