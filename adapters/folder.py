@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from adapters.peft_format import CONFIG_NAME, WEIGHTS_NAME
+from adapters.peft_format import CONFIG_NAME, INDEX_NAME, WEIGHTS_NAME
+from adapters.shards import find_shards
 
 _ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".zip", ".tar.bz2", ".tar.xz", ".7z", ".rar")
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -40,15 +41,27 @@ def select_files(names: Iterable[str]) -> Selection:
         problem = _several(configs) if configs else _no_config(members)
         return Selection(taken={}, skipped=(), problems=(problem,))
     folder = PurePosixPath(config).parent
-    weights = str(folder / WEIGHTS_NAME)
-    taken = {config: CONFIG_NAME}
-    problems: tuple[str, ...] = ()
-    if weights in members:
-        taken[weights] = WEIGHTS_NAME
-    else:
+    beside = [_base(name) for name in members if PurePosixPath(name).parent == folder]
+    weights, problems = _weights(beside)
+    if not weights and not problems:
         problems = (missing_weights_text(members, folder=folder),)
+    taken = {config: CONFIG_NAME} | {str(folder / name): name for name in weights}
     skipped = tuple(name for name in members if name not in taken)
     return Selection(taken=taken, skipped=skipped, problems=problems)
+
+
+def _weights(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Choose the weight files among those of one folder; problems if it isn't clear which."""
+    shards = find_shards(names)
+    if WEIGHTS_NAME not in names:
+        index = [INDEX_NAME] if INDEX_NAME in names and shards.names else []
+        return (*shards.names, *index), shards.problems
+    if shards.names:
+        return (), (
+            f"both {WEIGHTS_NAME} and shards of it ({shards.names[0]}, …) are here, and which is "
+            "meant isn't guessed: leave out one of them",
+        )
+    return (WEIGHTS_NAME,), ()
 
 
 def _only_adapter(configs: Sequence[str], members: Iterable[str]) -> str | None:
@@ -101,8 +114,8 @@ def missing_weights_text(members: Sequence[str], *, folder: PurePosixPath) -> st
     shards = [_base(name) for name in beside if _is_shard(_base(name))]
     if shards:
         return (
-            f"the weights are cut into shards ({shards[0]}, ...): save the adapter into the one "
-            f"file {WEIGHTS_NAME}"
+            f"the weights are cut into shards, and {shards[0]} is the only part of them here or "
+            f"has an unusual name: upload all shards, or save the adapter into one {WEIGHTS_NAME}"
         )
     return _kind_words(members, beside, folder)
 

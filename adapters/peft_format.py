@@ -11,6 +11,7 @@ from adapters.base_description import GROUP_OF_TARGET, OUTSIDE_GROUPS
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
+INDEX_NAME = "adapter_model.safetensors.index.json"
 
 # How the raw words of each supported number format look to numpy, which has no bfloat16.
 WORD_TYPES: dict[str, np.dtype[Any]] = {

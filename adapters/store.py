@@ -16,8 +16,9 @@ from adapters.durable import sync_file, write_atomically
 from adapters.errors import AdapterInvalid, AdapterNotFound, StoreBroken
 from adapters.journal import Journal
 from adapters.manifest import DIGEST_PREFIX, MANIFEST_NAME, AdapterManifest
-from adapters.peft_format import CONFIG_NAME, WEIGHTS_NAME
+from adapters.peft_format import CONFIG_NAME
 from adapters.validate import Inspection
+from adapters.weight_files import weight_files
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -25,7 +26,7 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 class AdapterStore:
     """Keeps the bytes of every version below one root.
 
-        versions/<64 hex>/   adapter_config.json, adapter_model.safetensors, manifest.json
+        versions/<64 hex>/   adapter_config.json, the weights as they came, manifest.json
         staging/<random>/    uploads on their way; emptied when a store is opened by its owner
         journal.jsonl        what was published and promoted
 
@@ -166,8 +167,9 @@ class AdapterStore:
     def check_invariants(self) -> None:
         for digest in self.digests():
             assert self.manifest(digest).digest == digest
-            for name in (CONFIG_NAME, WEIGHTS_NAME):
-                assert (self.path_of(digest) / name).is_file(), f"{digest} lacks {name}"
+            folder = self.path_of(digest)
+            assert (folder / CONFIG_NAME).is_file(), f"{digest} lacks {CONFIG_NAME}"
+            assert weight_files(folder), f"{digest} lacks its weights"
 
     def _keep(self, staged: Path, manifest: AdapterManifest) -> None:
         target = self.path_of(manifest.digest)
@@ -178,7 +180,7 @@ class AdapterStore:
         with self.staging() as folder:
             ready = folder / "version"
             ready.mkdir()
-            for name in (CONFIG_NAME, WEIGHTS_NAME):
+            for name in (CONFIG_NAME, *(file.name for file in weight_files(staged))):
                 (staged / name).replace(ready / name)
                 (ready / name).chmod(0o444)
                 sync_file(ready / name)

@@ -6,16 +6,19 @@ from dataclasses import dataclass, field
 
 from adapters.base_description import OUTSIDE_GROUPS, PARENT_OF_TARGET, TARGET_GROUPS
 from adapters.peft_format import TensorRef
+from adapters.words import shorten
 
 _PEFT_PREFIX = "base_model.model."
 _FACTOR = re.compile(r"(?P<key>.+)\.lora_(?P<side>[AB])\.weight")
 _MODULE = re.compile(r"(?P<root>model\.)?layers\.(?P<layer>\d+)\.(?P<parent>\w+)\.(?P<target>\w+)")
+_WRAPPER = re.compile(
+    r"^module\.|(?:(?<=\.)|^)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
+)
 _EMBEDDING_FACTOR = re.compile(r"(?P<root>model\.)?embed_tokens\.lora_embedding_(?P<side>[AB])")
 _HEAD_FACTOR = re.compile(r"lm_head\.lora_(?P<side>[AB])\.weight")
 _SAVED = re.compile(
     r"(?:(?P<root>model\.)?(?P<embedding>embed_tokens)|lm_head)\.(?:base_layer\.)?weight"
 )
-_MAX_SHOWN = 4
 
 # Kinds of tensor that PEFT writes beside plain factors, by a part of the name.
 _OTHER_KINDS = (
@@ -75,9 +78,15 @@ def sort_tensors(tensors: Iterable[TensorRef]) -> SortedTensors:
             roots.add(found.root)
         if found.side is None:
             result.saved.append((found.module.target, tensor))
-        else:
-            (result.a if found.side == "A" else result.b)[found.module] = tensor
-    result.problems = [f"{reason}: {shorten(names)}" for reason, names in strange.items()]
+            continue
+        side = result.a if found.side == "A" else result.b
+        if found.module in side:
+            result.problems.append(
+                f"{tensor.name} and {side[found.module].name} are the same factor, and which is "
+                "meant isn't guessed"
+            )
+        side[found.module] = tensor
+    result.problems += [f"{reason}: {shorten(names)}" for reason, names in strange.items()]
     if len(roots) > 1:
         result.problems.append(
             "some tensors are named below `model.` and some are not: they come from two different "
@@ -85,13 +94,6 @@ def sort_tensors(tensors: Iterable[TensorRef]) -> SortedTensors:
         )
     result.root = "" if roots == {""} else "model."
     return result
-
-
-def shorten(names: Iterable[str]) -> str:
-    """List a few names and count the others."""
-    listed = list(names)
-    more = f" and {len(listed) - _MAX_SHOWN} more" if len(listed) > _MAX_SHOWN else ""
-    return ", ".join(name[:160] for name in listed[:_MAX_SHOWN]) + more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +109,8 @@ def _parse(name: str) -> _Parsed | str:
     other = next((reason for part, reason in _OTHER_KINDS if part in name), None)
     if other is not None:
         return other
+    # Wrappers of torch.compile, FSDP, checkpointing and DDP leave their mark, and change nothing.
+    name = _WRAPPER.sub("", name)
     if not name.startswith(_PEFT_PREFIX):
         return f"PEFT's tensor names start with `{_PEFT_PREFIX}`; these don't"
     own = name[len(_PEFT_PREFIX) :]

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from adapters.base_description import (
     GROUP_OF_TARGET,
@@ -12,24 +12,22 @@ from adapters.base_description import (
     BaseDescription,
 )
 from adapters.effect import adds_nothing
-from adapters.folder import missing_weights_text
 from adapters.limits import MAX_CONFIG_BYTES
 from adapters.matching import ModuleSetting, match_modules
 from adapters.patterns import BadPattern
 from adapters.peft_config import read_config
 from adapters.peft_format import (
     CONFIG_NAME,
-    WEIGHTS_NAME,
     EffectiveConfig,
     ModuleLora,
     PeftAdapter,
     TensorRef,
 )
-from adapters.safetensors_header import read_header
 from adapters.saved_base import find_problem
-from adapters.tensor_names import ModuleName, SortedTensors, shorten, sort_tensors
+from adapters.tensor_names import ModuleName, SortedTensors, sort_tensors
 from adapters.tensor_scan import scan_tensors
-from adapters.words import printable
+from adapters.weight_files import read_weights
+from adapters.words import printable, shorten
 
 NO_EFFECT_TEXT = "the adapter has no effect: in every module B times A is zero"
 _MAX_TEXTS = 100
@@ -64,7 +62,9 @@ def inspect_directory(
     """
     report = _Report()
     config = _read_config(directory, report)
-    tensors = _read_tensors(directory, report)
+    weights = read_weights(directory)
+    report.problems += weights.problems
+    tensors = weights.tensors
     found = sort_tensors(tensors)
     report.problems += found.problems
     loras: list[ModuleLora] = []
@@ -121,19 +121,6 @@ def _read_config(directory: Path, report: _Report) -> EffectiveConfig | None:
     report.problems += reading.problems
     report.notes += reading.notes
     return reading.config
-
-
-def _read_tensors(directory: Path, report: _Report) -> tuple[TensorRef, ...]:
-    path = directory / WEIGHTS_NAME
-    if not path.is_file():
-        names = sorted(entry.name for entry in directory.iterdir())
-        report.problems.append(missing_weights_text(names, folder=PurePosixPath(".")))
-        return ()
-    reading = read_header(path)
-    report.problems += reading.problems
-    if not reading.problems and not reading.tensors:
-        report.problems.append(f"{WEIGHTS_NAME} holds no tensors")
-    return () if reading.problems else reading.tensors
 
 
 def _check_against_base(config: EffectiveConfig, base: BaseDescription, report: _Report) -> None:

@@ -15,10 +15,11 @@ from pathlib import Path
 import msgspec
 
 from adapters.digest import adapter_digest
-from adapters.manifest import allows_no_effect
 from adapters.limits import MAX_CONFIG_BYTES
-from adapters.peft_format import CONFIG_NAME, WEIGHTS_NAME
+from adapters.manifest import allows_no_effect
+from adapters.peft_format import CONFIG_NAME
 from adapters.validate import inspect_directory
+from adapters.weight_files import weight_files
 from engine.lora.arena_image import (
     UNFINISHED_SUFFIX,
     ImageBroken,
@@ -86,8 +87,9 @@ def image_name(job: LoadJob) -> str:
     hashed = hashlib.sha256()
     directory = Path(job.directory)
     hashed.update(msgspec.json.encode([job.lora_id, job.directory, job.dtype, job.base.identity]))
-    config, weights = directory / CONFIG_NAME, directory / WEIGHTS_NAME
-    for path in (config, weights):
+    config = directory / CONFIG_NAME
+    weights = weight_files(directory) if directory.is_dir() else ()
+    for path in (config, *weights):
         if path.is_file():
             stat = path.stat()
             facts = [path.name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]

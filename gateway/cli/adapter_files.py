@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from adapters.peft_format import INDEX_NAME as INDEX
+from adapters.peft_format import WEIGHTS_NAME as WEIGHTS
+from adapters.shards import find_shards
 from gateway.cli.output import EXIT_USAGE, CliError
 
-WEIGHTS = "adapter_model.safetensors"
 # Beside the weights, what the server may use; trainer state and the like stays here.
 NEEDED_NAMES = frozenset(
     {
@@ -60,8 +62,11 @@ def _choose_in(directory: Path) -> ChosenFiles:
     files = [entry for entry in entries if entry.is_file()]
     if not files:
         raise CliError(f"there are no files in {directory}")
-    if (directory / WEIGHTS).is_file():
-        files = [file for file in files if file.name in NEEDED_NAMES]
+    names = [file.name for file in files]
+    shards = find_shards(names).names
+    if WEIGHTS in names or shards:
+        needed = NEEDED_NAMES.union(shards, [INDEX] if shards else [])
+        files = [file for file in files if file.name in needed]
     left = tuple(entry.name for entry in entries if entry not in files)
     return ChosenFiles(sent=tuple(files), left=left)
 
