@@ -14,7 +14,13 @@ MAX_CONFIG_PATTERNS = 2048
 # Of one regular expression, and of matching all of a config's with every module's name.
 MAX_EXPRESSION_CHARS = 4096
 MAX_MATCH_CPU_S = 1
-# Of one member's name in an archive, and of one block of tar headers that belong to it.
+# Of a form: its parts, a text among them, and the header lines before each.
+MAX_FORM_FILES = 256
+MAX_FORM_TEXTS = 16
+MAX_FORM_TEXT_BYTES = 4096
+MAX_FORM_HEADERS = 8
+MAX_FORM_HEADER_BYTES = 4096
+# Of one file's name in a form or an archive, and of the tar headers that belong to one file.
 MAX_MEMBER_NAME_BYTES = 1024
 MAX_TAR_TEXT_BYTES = 64 << 10
 

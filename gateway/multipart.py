@@ -8,13 +8,15 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
+from adapters.limits import (
+    MAX_FORM_FILES,
+    MAX_FORM_HEADER_BYTES,
+    MAX_FORM_HEADERS,
+    MAX_FORM_TEXT_BYTES,
+    MAX_FORM_TEXTS,
+)
 from gateway.errors import BodyTooLarge, InvalidRequest
 
-MAX_FILES = 256
-MAX_TEXTS = 16
-MAX_TEXT_BYTES = 4096
-MAX_HEADER_LINES = 8
-MAX_HEADER_BYTES = 4096
 _PENDING_BYTES = 1 << 20
 
 
@@ -58,8 +60,8 @@ async def receive_form(request: Request, folder: Path) -> ReceivedForm:
                 "on_part_end": receiver.end_part,
                 "on_end": receiver.end,
             },
-            max_header_count=MAX_HEADER_LINES,
-            max_header_size=MAX_HEADER_BYTES,
+            max_header_count=MAX_FORM_HEADERS,
+            max_header_size=MAX_FORM_HEADER_BYTES,
         )
         async for piece in request.stream():
             parser.write(piece)
@@ -67,8 +69,8 @@ async def receive_form(request: Request, folder: Path) -> ReceivedForm:
                 await to_thread.run_sync(receiver.write_pending)
     except FormParserError as error:
         raise InvalidRequest(
-            f"the form can't be read: {error}. A part has at most {MAX_HEADER_LINES} header "
-            f"lines of at most {MAX_HEADER_BYTES} bytes, and a boundary before it and after it"
+            f"the form can't be read: {error}. A part has at most {MAX_FORM_HEADERS} header "
+            f"lines of at most {MAX_FORM_HEADER_BYTES} bytes, and a boundary before it and after it"
         ) from None
     if not receiver.has_ended:
         raise InvalidRequest("the form ends before its last boundary, so a part may be cut")
@@ -113,8 +115,10 @@ class _Receiver:
         self._field = _decoded(options[b"name"])
         if b"filename" in options:
             number = len(self.form.files)
-            if number >= MAX_FILES:
-                raise BodyTooLarge(f"the form has {number + 1} files or more; it takes {MAX_FILES}")
+            if number >= MAX_FORM_FILES:
+                raise BodyTooLarge(
+                    f"the form has {number + 1} files or more; it takes {MAX_FORM_FILES}"
+                )
             self._file = FilePart(
                 field=self._field,
                 filename=_decoded(options[b"filename"]),
@@ -122,9 +126,10 @@ class _Receiver:
             )
             self.form.files.append(self._file)
             self._pending.append((self._file.path, b""))
-        elif len(self.form.texts) >= MAX_TEXTS:
+        elif len(self.form.texts) >= MAX_FORM_TEXTS:
             raise BodyTooLarge(
-                f"the form has {MAX_TEXTS + 1} fields of text or more; it takes {MAX_TEXTS}"
+                f"the form has {MAX_FORM_TEXTS + 1} fields of text or more; it takes "
+                f"{MAX_FORM_TEXTS}"
             )
 
     def part_data(self, data: bytes, start: int, end: int) -> None:
@@ -134,10 +139,10 @@ class _Receiver:
             self.num_pending_bytes += len(piece)
             return
         self._text += piece
-        if len(self._text) > MAX_TEXT_BYTES:
+        if len(self._text) > MAX_FORM_TEXT_BYTES:
             raise BodyTooLarge(
                 f"the field `{self._field[:80]}` has {len(self._text)} bytes or more; it takes "
-                f"{MAX_TEXT_BYTES}"
+                f"{MAX_FORM_TEXT_BYTES}"
             )
 
     def end_part(self) -> None:

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.types import Message, Receive
 
 from adapters.archive import UnpackReport, collect_directory, move_files, unpack
-from adapters.limits import UploadLimits
+from adapters.limits import MAX_MEMBER_NAME_BYTES, UploadLimits
 from adapters.names import check_adapter_name
 from adapters.store import AdapterStore
 from adapters.words import printable
@@ -25,7 +25,6 @@ from gateway.settings import GatewaySettings
 ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".zip")
 TEXT_FIELDS = ("name", "base", "promote", "allow_no_effect")
 FILE_FIELDS = ("files", "file")
-MAX_FILE_NAME_BYTES = 1024
 # Unpacked at once; the others wait, so that streams of other people keep their share.
 MAX_UNPACKED_AT_ONCE = 4
 
@@ -247,10 +246,10 @@ def _named_files(parts: list[FilePart]) -> dict[str, Path]:
 def _clean_name(filename: str) -> str:
     name = PurePosixPath(filename.replace("\\", "/"))
     is_plain = name.parts and not name.is_absolute() and ".." not in name.parts
-    if not is_plain or "\0" in filename or len(filename.encode()) > MAX_FILE_NAME_BYTES:
+    if not is_plain or "\0" in filename or len(filename.encode()) > MAX_MEMBER_NAME_BYTES:
         raise InvalidRequest(
             f"{printable(filename[:200])!r} can't be a file's name: it is relative, has no `..` "
-            f"in it, and at most {MAX_FILE_NAME_BYTES} bytes",
+            f"in it, and at most {MAX_MEMBER_NAME_BYTES} bytes",
             param="files",
         )
     return printable(str(name))
