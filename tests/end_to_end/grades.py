@@ -21,11 +21,19 @@ class GradeE1:
     reference: PeftReference
     largest_gap: float = 0.0
     excuses: list[str] = field(default_factory=list)
+    _theirs: dict[tuple[object, ...], torch.Tensor] = field(default_factory=dict)
+
+    def logits(self, token_ids: list[int], *, name: str | None) -> torch.Tensor:
+        """Return the reference's logits [num_tokens, vocab]; computed once."""
+        key = (name, *token_ids)
+        if key not in self._theirs:
+            self._theirs[key] = self.reference.logits(token_ids, name=name)
+        return self._theirs[key]
 
     def check(self, llm: LLM, completion: Completion, *, name: str | None, lora_id: str | None):
         """Assert E1 for one completion that was generated with `name` applied."""
         ids = completion.prompt_ids + completion.token_ids
-        theirs = self.reference.logits(ids, name=name)
+        theirs = self.logits(ids, name=name)
         gap = float((teacher_forced_logits(llm, ids, lora_id) - theirs).abs().max())
         self.largest_gap = max(self.largest_gap, gap)
 
@@ -45,13 +53,23 @@ class GradeE1:
         )
         self.excuses.append(f"adapter {name}, token {first}: margin {margin:.2e}, gap {gap:.2e}")
 
+    def check_logprobs(self, completion: Completion, *, name: str | None):
+        """Assert that each token was drawn from the reference's logits, within E1.
+
+        These come from the very step that drew it: beside others, over cached blocks.
+        """
+        ids = completion.prompt_ids + completion.token_ids
+        theirs = self.logits(ids, name=name).log_softmax(-1)
+        first = len(completion.prompt_ids) - 1
+        for i, entries in enumerate(completion.logprobs):
+            gap = abs(entries[0].logprob - float(theirs[first + i, completion.token_ids[i]]))
+            assert gap <= 2 * MAX_LOGIT_GAP, f"token {i} with adapter {name}: logprob gap {gap:.2e}"
+
 
 @torch.inference_mode()
 def teacher_forced_logits(llm: LLM, token_ids: list[int], lora_id: str | None) -> torch.Tensor:
     """Return our logits [num_tokens, vocab] of a whole sequence, through arena and paged KV."""
     core = llm.core
-    blocks = core.scheduler.cache.pool.allocate(-(-len(token_ids) // llm.config.block_size))
-    assert blocks is not None
     lease = None
     if lora_id is not None:
         residency = core.adapters.residency
@@ -66,8 +84,8 @@ def teacher_forced_logits(llm: LLM, token_ids: list[int], lora_id: str | None) -
         params=SamplingParams(max_tokens=1),
         seed=0,
         eos_token_ids=(),
-        block_table=blocks,
     )
+    assert core.scheduler.cache.extend(sequence, len(token_ids))
     chunk = Chunk(
         sequence=sequence,
         start=0,
@@ -81,7 +99,7 @@ def teacher_forced_logits(llm: LLM, token_ids: list[int], lora_id: str | None) -
     hidden = core.runner.decoder.forward(inputs, core.runner.kv, lora)
     head_lora = None if lora is None else lora.for_head(range(len(token_ids)))
     logits = core.runner.decoder.head(hidden, head_lora)
-    core.scheduler.cache.pool.free(blocks[::-1])
+    core.scheduler.cache.release(sequence)
     if lease is not None:
         core.adapters.residency.release(lease)
     return logits

@@ -2,16 +2,20 @@
 
 import itertools
 import random
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-from engine.llm import LLM
+from engine.llm import LLM, Completion
 from engine.model.default_model import find_default_model
 from engine.protocol import SamplingParams
-from tests.end_to_end.grades import GradeE1
+from engine.sequence import Sequence
+from tests.end_to_end.grades import MAX_LOGIT_GAP, GradeE1
 from tests.end_to_end.peft_reference import (
     BASE,
     PeftReference,
@@ -48,17 +52,61 @@ MIXES = {
 }
 
 
+# Blocks left to a run that is to preempt: enough for the longest sequence alone, too few for the
+# first four beside each other.
+NUM_SCARCE_BLOCKS = 12
+
+
+class Tiny:
+    """A tiny Llama with eight adapters, served in chunks of several sizes, and PEFT's view of it.
+
+    One engine for each size, so that what a test leaves behind is the next one's to cope with.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.base_dir = root / "base"
+        save_tiny_llama(self.base_dir)
+        self.directories = {name: root / name for name in TINY_ADAPTERS}
+        for seed, (name, config) in enumerate(TINY_ADAPTERS.items()):
+            save_random_adapter(self.base_dir, root / name, seed=seed, **config)
+        base = LlamaForCausalLM.from_pretrained(self.base_dir, dtype=torch.float32)
+        self.reference = PeftReference(base, self.directories)
+        self.grade = GradeE1(self.reference)
+        self._root = root
+        self._engines: dict[int, LLM] = {}
+        self._salts = itertools.count()
+
+    def engine(self, chunk: int) -> LLM:
+        """Return the engine whose steps compute at most `chunk` tokens; it has all adapters."""
+        if chunk not in self._engines:
+            llm = LLM(
+                str(self.base_dir),
+                state_dir=str(self._root / f"state-{chunk}"),
+                dtype="fp32",
+                max_tokens_per_step=chunk,
+                max_model_len=160,
+                max_num_seqs=10,
+                num_threads=1,
+            )
+            self._engines[chunk] = llm
+            for name, directory in self.directories.items():
+                llm.load_adapter(lora_id(name), directory)
+        return self._engines[chunk]
+
+    def new_salt(self) -> str:
+        """Return a salt under which nothing is cached."""
+        return f"salt {next(self._salts)}"
+
+    def close(self) -> None:
+        for llm in self._engines.values():
+            llm.close()
+
+
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """A tiny Llama, its eight adapters, and PEFT's view of them."""
-    root = tmp_path_factory.mktemp("tiny")
-    save_tiny_llama(root / "base")
-    directories = {}
-    for seed, (name, config) in enumerate(TINY_ADAPTERS.items()):
-        directories[name] = root / name
-        save_random_adapter(root / "base", root / name, seed=seed, **config)
-    base = LlamaForCausalLM.from_pretrained(root / "base", dtype=torch.float32)
-    return root / "base", directories, PeftReference(base, directories)
+    world = Tiny(tmp_path_factory.mktemp("tiny"))
+    yield world
+    world.close()
 
 
 def lora_id(name: str | None) -> str | None:
@@ -75,49 +123,230 @@ def prompts_for(names: list[str | None], *, vocab_size: int) -> list[list[int]]:
     ]
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 64, 512])
-@pytest.mark.parametrize("mix", MIXES)
-def test_any_mix_chunked_any_way_is_what_peft_says(tiny, tmp_path, mix, chunk):
-    base_dir, directories, reference = tiny
-    names = MIXES[mix]
-    prompts = prompts_for(names, vocab_size=512)
-    grade = GradeE1(reference)
-    with LLM(
-        str(base_dir),
-        state_dir=str(tmp_path),
-        dtype="fp32",
-        max_tokens_per_step=chunk,
-        num_threads=1,
-    ) as llm:
-        for name in set(names) - {BASE}:
-            llm.load_adapter(lora_id(name), directories[name])
-        params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
-        completions = llm.generate(prompts, params, lora_ids=[lora_id(name) for name in names])
-        status = llm.status()
-        for name, completion in zip(names, completions, strict=True):
-            grade.check(llm, completion, name=name, lora_id=lora_id(name))
+def greedy(**more: object) -> SamplingParams:
+    return SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True, **more)
 
-        assert grade.excuses == []
-        assert status.num_free_blocks == status.num_blocks
+
+@contextmanager
+def scarce_blocks(llm: LLM, num_blocks: int) -> Iterator[None]:
+    """Leave `num_blocks` of KV blocks to all others: one more sequence holds the rest."""
+    cache = llm.core.scheduler.cache
+    ballast = Sequence(
+        request_id="ballast",
+        token_ids=[],
+        num_prompt_tokens=0,
+        params=SamplingParams(max_tokens=1),
+        seed=0,
+        eos_token_ids=(),
+    )
+    num_held = cache.pool.num_free_blocks - num_blocks
+    assert cache.extend(ballast, num_held * cache.block_size)
+    yield
+    cache.release(ballast)
+
+
+@contextmanager
+def what_happens(llm: LLM) -> Iterator[Counter[str]]:
+    """Fill a counter, at the end, with what the core counted meanwhile."""
+    before, counted = llm.status(), Counter()
+    yield counted
+    after = llm.status()
+    assert after.num_free_blocks == after.num_blocks
+    for field in COUNTED:
+        counted[field] = getattr(after, field) - getattr(before, field)
+    llm.core.check_invariants()
+
+
+COUNTED = (
+    "num_steps",
+    "num_steps_with_several_adapters",
+    "num_steps_with_several_chunks",
+    "num_preemptions",
+    "num_cached_tokens",
+    "num_tokens_computed",
+)
+# A step of one token runs one sequence, which nobody can preempt.
+CONDITIONS = [
+    (chunk, memory)
+    for chunk in (1, 7, 64, 512)
+    for memory in ("roomy", "preempting")
+    if (chunk, memory) != (1, "preempting")
+]
+
+
+@pytest.mark.parametrize(("chunk", "memory"), CONDITIONS)
+@pytest.mark.parametrize("mix", MIXES)
+def test_any_mix_chunked_any_way_cold_and_warm_is_what_peft_says(tiny, mix, chunk, memory):
+    llm, names, salt = tiny.engine(chunk), MIXES[mix], tiny.new_salt()
+    prompts = prompts_for(names, vocab_size=512)
+
+    def answer(order: list[int]) -> list[Completion]:
+        return llm.generate(
+            [prompts[i] for i in order],
+            greedy(num_logprobs=0),
+            lora_ids=[lora_id(names[i]) for i in order],
+            cache_salt=salt,
+        )
+
+    # The second time the last come first: under pressure, theirs is what can still be found.
+    order = list(range(len(names)))
+    runs = []
+    with what_happens(llm) as cold, pressure(llm, memory):
+        runs += zip(order, answer(order), strict=True)
+    with what_happens(llm) as warm, pressure(llm, memory):
+        runs += zip(order[::-1], answer(order[::-1]), strict=True)
+
+    for i, completion in runs:
+        tiny.grade.check(llm, completion, name=names[i], lora_id=lora_id(names[i]))
+        tiny.grade.check_logprobs(completion, name=names[i])
+    assert tiny.grade.excuses == []
+    assert cold["num_cached_tokens"] == 0
+    assert warm["num_cached_tokens"] > 0
+    for counted in (cold, warm):
+        assert (counted["num_preemptions"] > 0) == (memory == "preempting")
         if chunk > 1:
-            assert status.num_steps_with_several_chunks > 0
-            assert (status.num_steps_with_several_adapters > 0) == (len(set(names)) > 2)
-        else:
-            assert status.num_steps >= sum(len(prompt) for prompt in prompts)
+            assert counted["num_steps_with_several_chunks"] > 0
+            assert (counted["num_steps_with_several_adapters"] > 0) == (len(set(names)) > 2)
+    if chunk < 128:
+        assert cold["num_steps"] > sum(len(prompt) for prompt in prompts) // chunk
+
+
+@contextmanager
+def pressure(llm: LLM, memory: str) -> Iterator[None]:
+    if memory == "roomy":
+        yield
+        return
+    with scarce_blocks(llm, NUM_SCARCE_BLOCKS):
+        yield
+
+
+@pytest.mark.parametrize("memory", ["roomy", "preempting"])
+def test_samples_of_one_prompt_are_each_what_peft_says(tiny, memory):
+    """Greedy, so that all of a request's are the same, over shared blocks and copied ones."""
+    llm, names = tiny.engine(64), [BASE, *TINY_ADAPTERS]
+    prompts = prompts_for(names, vocab_size=512)
+    with what_happens(llm) as counted, pressure(llm, memory):
+        completions = llm.generate(
+            prompts,
+            greedy(n=3, num_logprobs=0),
+            lora_ids=[lora_id(name) for name in names],
+            cache_salt=tiny.new_salt(),
+        )
+    assert [completion.sample_index for completion in completions] == [0, 1, 2] * len(names)
+    for i, completion in enumerate(completions):
+        name = names[i // 3]
+        tiny.grade.check(llm, completion, name=name, lora_id=lora_id(name))
+        tiny.grade.check_logprobs(completion, name=name)
+    assert tiny.grade.excuses == []
+    num_prompt_tokens = sum(map(len, prompts))
+    num_answer_tokens = len(completions) * (NUM_TOKENS - 1)
+    if memory == "roomy":
+        assert counted["num_tokens_computed"] < 1.1 * (num_prompt_tokens + num_answer_tokens)
+    else:
+        assert counted["num_preemptions"] > 0
+
+
+def test_seeded_samples_differ_and_are_the_same_under_any_pressure(tiny):
+    llm, names = tiny.engine(64), [BASE, *TINY_ADAPTERS]
+    prompts = prompts_for(names, vocab_size=512)
+    params = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True, n=3, seed=11)
+
+    def answer(salt: str) -> list[list[int]]:
+        loras = [lora_id(name) for name in names]
+        found = llm.generate(prompts, params, lora_ids=loras, cache_salt=salt)
+        return [completion.token_ids for completion in found]
+
+    salt = tiny.new_salt()
+    cold = answer(salt)
+    for i in range(len(names)):
+        samples = cold[3 * i : 3 * i + 3]
+        assert len(set(map(tuple, samples))) == 3
+    with what_happens(llm) as warm:
+        assert answer(salt) == cold
+    assert warm["num_cached_tokens"] > 0
+    with what_happens(llm) as preempting, scarce_blocks(llm, NUM_SCARCE_BLOCKS):
+        assert answer(tiny.new_salt()) == cold
+    assert preempting["num_preemptions"] > 0
+
+
+@pytest.mark.parametrize("chunk", [7, 512])
+def test_prompt_logprobs_are_what_peft_says_however_warm_the_cache(tiny, chunk):
+    llm, names, salt = tiny.engine(chunk), [BASE, *TINY_ADAPTERS], tiny.new_salt()
+    prompts = prompts_for(names, vocab_size=512)
+    loras = [lora_id(name) for name in names]
+    llm.generate(prompts, greedy(), lora_ids=loras, cache_salt=salt)
+    with what_happens(llm) as counted, scarce_blocks(llm, NUM_SCARCE_BLOCKS):
+        completions = llm.generate(
+            prompts, greedy(num_prompt_logprobs=2, n=2), lora_ids=loras, cache_salt=salt
+        )
+    assert counted["num_cached_tokens"] == 0
+    assert counted["num_preemptions"] > 0
+    for i, (name, prompt) in enumerate(zip(names, prompts, strict=True)):
+        first, second = completions[2 * i : 2 * i + 2]
+        assert second.prompt_logprobs is None
+        theirs = tiny.grade.logits(prompt, name=name).log_softmax(-1)
+        assert first.prompt_logprobs is not None
+        assert first.prompt_logprobs[0] is None
+        assert len(first.prompt_logprobs) == len(prompt)
+        for position, entries in enumerate(first.prompt_logprobs[1:]):
+            best = theirs[position].topk(2)
+            expected = [(prompt[position + 1], float(theirs[position, prompt[position + 1]]))]
+            expected += zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            assert [entry.token_id for entry in entries] == [token for token, _ in expected]
+            for entry, (_, logprob) in zip(entries, expected, strict=True):
+                assert entry.logprob == pytest.approx(logprob, abs=2 * MAX_LOGIT_GAP)
+
+
+def test_a_corrupted_block_is_felt_by_whoever_finds_it_and_by_nobody_else(tiny):
+    """The hits of the other tests are real: what they find is read."""
+    llm, salt = tiny.engine(64), tiny.new_salt()
+    prompt = prompts_for([BASE] * 6, vocab_size=512)[4]
+    kv = llm.core.runner.kv
+    (before,) = llm.generate([prompt], greedy(), cache_salt=salt)
+    (warm,) = llm.generate([prompt], greedy(), cache_salt=salt)
+    assert warm.num_cached_tokens == 112
+    assert warm.token_ids == before.token_ids
+    kept = kv.k.clone(), kv.v.clone()
+    kv.k.add_(1.0)
+    kv.v.neg_()
+    (spoilt,) = llm.generate([prompt], greedy(), cache_salt=salt)
+    (other,) = llm.generate([prompt], greedy(), cache_salt=tiny.new_salt())
+    kv.k.copy_(kept[0])
+    kv.v.copy_(kept[1])
+    assert spoilt.token_ids != before.token_ids
+    assert other.token_ids == before.token_ids
+    (healed,) = llm.generate([prompt], greedy(), cache_salt=salt)
+    assert healed.token_ids == before.token_ids
+
+
+def test_new_weights_under_an_old_name_find_nothing_of_the_old_ones(tiny):
+    llm, salt, name = tiny.engine(64), tiny.new_salt(), lora_id("moving")
+    prompt = prompts_for([BASE] * 6, vocab_size=512)[4]
+
+    def answer(adapter: str) -> int:
+        """Load the adapter under the name that moves, and return how much was found for it."""
+        llm.load_adapter(name, tiny.directories[adapter])
+        (completion,) = llm.generate([prompt], greedy(), lora_ids=[name], cache_salt=salt)
+        tiny.grade.check(llm, completion, name=adapter, lora_id=name)
+        llm.unload_adapter(name)
+        return completion.num_cached_tokens
+
+    assert [answer("all-16"), answer("qv-4"), answer("mlp-12")] == [0, 0, 0]
+    assert answer("all-16") == 112, "the same content is the same version, whatever came between"
+    assert tiny.grade.excuses == []
 
 
 def test_adapters_of_the_tiny_model_disagree_with_each_other(tiny):
     """Were two adapters alike, mixing them up would pass unseen."""
-    _base_dir, directories, reference = tiny
     prompts = prompts_for([BASE] * 6, vocab_size=512)
 
     tokens = {
         name: [
             token
             for prompt in prompts
-            for token in reference.greedy(prompt, name=name, num_tokens=NUM_TOKENS)
+            for token in tiny.reference.greedy(prompt, name=name, num_tokens=NUM_TOKENS)
         ]
-        for name in [BASE, *directories]
+        for name in [BASE, *tiny.directories]
     }
 
     for one, other in itertools.combinations(tokens, 2):
