@@ -8,7 +8,7 @@ import pytest
 
 from adapters.digest import adapter_digest
 from adapters.errors import AdapterInvalid, AdapterNotFound, StoreBroken
-from adapters.manifest import AdapterManifest
+from adapters.manifest import AdapterManifest, allows_no_effect
 from adapters.store import AdapterStore
 from adapters.validate import Inspection, inspect_directory
 from tests.adapters.worlds import (
@@ -53,6 +53,37 @@ def test_what_is_put_can_be_read_again(store: AdapterStore) -> None:
     assert again.adapter is not None
     assert adapter_digest(again.adapter) == manifest.digest
     assert store.digests() == (manifest.digest,)
+
+
+def test_what_was_set_aside_can_come_back_or_go(store: AdapterStore) -> None:
+    digest = put(store).digest
+    grave = store.set_aside(digest)
+    assert grave is not None
+    assert not store.has(digest)
+    assert store.set_aside(digest) is None
+    store.put_back(grave, digest)
+    assert store.has(digest)
+
+    grave = store.set_aside(digest)
+    assert grave is not None
+    put(store)  # the same content comes again meanwhile
+    store.put_back(grave, digest)
+    assert store.has(digest)
+
+    store.remove(digest)
+    assert store.digests() == ()
+
+
+def test_a_deliberate_no_op_is_remembered(store: AdapterStore) -> None:
+    manifest = put(store)
+    assert not allows_no_effect(store.path_of(manifest.digest))
+    with store.staging() as staged:
+        write_adapter(staged)
+        inspection = inspect_directory(staged, tiny_base())
+        store.put(staged, inspection, tiny_base(), allows_no_effect=True)
+    assert allows_no_effect(store.path_of(manifest.digest))
+    put(store)
+    assert allows_no_effect(store.path_of(manifest.digest))
 
 
 def test_the_same_content_twice_is_one_version(store: AdapterStore) -> None:
