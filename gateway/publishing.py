@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from anyio import to_thread
+from anyio import CapacityLimiter, to_thread
 
 from adapters.base_description import BaseDescription
 from adapters.errors import AdapterConflict, AdapterNotFound
@@ -22,6 +22,8 @@ from gateway.registry_reader import RegistryReader
 from gateway.uploads import StagedUpload
 
 ACTOR = "admin"
+# The others wait, so that streams of other people keep their share of the machine.
+MAX_INSPECTED_AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,7 @@ class Publisher:
         self._registry = registry
         self._reader = reader
         self._prober = prober
+        self._threads = CapacityLimiter(MAX_INSPECTED_AT_ONCE)
 
     async def publish(self, upload: StagedUpload) -> Published:
         """Validate, keep, register and probe what was staged. Raises AdapterError or GatewayError.
@@ -70,7 +73,8 @@ class Publisher:
                 f"{name!r} is an adapter of {existing.base_id!r}, "
                 f"so it can't be one of {base.base_id!r} too"
             )
-        manifest = await to_thread.run_sync(partial(self._keep, upload, base))
+        keep = partial(self._keep, upload, base)
+        manifest = await to_thread.run_sync(keep, limiter=self._threads)
         seen: list[AdapterRecord | None] = []
 
         def add(record: AdapterRecord | None) -> AdapterRecord:
@@ -89,7 +93,7 @@ class Publisher:
         self._reader.learn(record)
         if not await to_thread.run_sync(self.store.has, manifest.digest):
             # The same content was pruned under another name, between our keeping and our naming it.
-            await to_thread.run_sync(partial(self._keep, upload, base))
+            await to_thread.run_sync(keep, limiter=self._threads)
         before = seen[-1]
         is_new = before is None or not _is_live(before.find(manifest.digest))
         await self._reader.renew_workers()

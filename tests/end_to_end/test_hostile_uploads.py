@@ -7,14 +7,17 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import redis
+from safetensors.numpy import load, save
 
 from tests.end_to_end.hostile import configs, tars, weights, wire, zips
 from tests.end_to_end.hostile.bystanders import NUM_STREAMS, Bystanders
 from tests.end_to_end.hostile.case import CONFIG, WEIGHTS, Case, Ground, Reply
 from tests.end_to_end.peft_reference import save_random_adapter, save_tiny_llama
 from tests.end_to_end.serving import Serving, serving
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.slow
 CASES = [*tars.CASES, *zips.CASES, *weights.CASES, *configs.CASES, *wire.CASES]
@@ -152,6 +155,22 @@ def test_nothing_was_stored_and_nothing_lies_about(siege: Siege) -> None:
     for name in EVIL:
         assert not list(siege.state.parent.rglob(name))
         assert not Path("/tmp", name).exists()
+
+
+@pytest.mark.parametrize("value", [1e38, -3e38, 1e20])
+def test_weights_that_overflow_harm_nobody(siege: Siege, value: float) -> None:
+    """They are finite numbers of the right shape, so that only a probe can tell."""
+    arrays = {
+        name: np.full_like(array, value) for name, array in load(siege.ground.weights).items()
+    }
+    files = siege.ground.files | {WEIGHTS: save(arrays)}
+    num_before = siege.streams.num_finished
+
+    reply = siege.ground.post_files(files, name=f"giant{abs(value):.0e}".replace("+", ""))
+
+    assert reply.status == 422, reply.text
+    eventually(lambda: siege.streams.num_finished > num_before + NUM_STREAMS)
+    assert siege.streams.mismatches == []
 
 
 def test_a_sound_upload_is_taken_afterwards(siege: Siege) -> None:

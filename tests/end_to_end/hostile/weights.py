@@ -139,7 +139,7 @@ CASES = [
     array_case("whose B is all zeros", "no effect", fill("lora_B", 0.0)),
     array_case("whose A is all zeros", "no effect", fill("lora_A", 0.0)),
     array_case("with a transposed factor", "has shape", transpose),
-    array_case("without one B", "lora_B.weight is missing", lambda a, n: a.pop(
+    array_case("without one B", "lora_B is missing", lambda a, n: a.pop(
         n.replace("lora_A", "lora_B"))),
     array_case("without one module", "don't have them", lambda a, n: (
         a.pop(n), a.pop(n.replace("lora_A", "lora_B")))),

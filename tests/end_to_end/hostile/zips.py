@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from tests.end_to_end.hostile.case import CONFIG, WEIGHTS, Case, archive_case, zip_of
 
+SHARD, INDEX = "adapter_model-{:05}-of-{:05}.safetensors", "adapter_model.safetensors.index.json"
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
 
 
@@ -20,7 +21,10 @@ def zip_with(name: str, words: str, *members: str) -> Case:
     return zip_case(name, words, lambda files: zip_of(files | dict.fromkeys(members, b"x")))
 
 
-def folder(name: str, words: str, change: Callable[[dict[str, bytes]], dict[str, bytes]]) -> Case:
+Change = Callable[[dict[str, bytes]], dict[str, bytes]]
+
+
+def folder(name: str, words: str, change: Change) -> Case:
     """A well-made zip of a folder that can't be used."""
     return zip_case(f"folder {name}", words, lambda files: zip_of(change(files)))
 
@@ -78,6 +82,28 @@ def bzip2_packed(files: Mapping[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
+def sharded(numbers: list[tuple[int, int]], index: bytes = b"") -> Change:
+    """The weights, whole, as each of some numbered shards."""
+
+    def change(files: dict[str, bytes]) -> dict[str, bytes]:
+        shards = {SHARD.format(*number): files[WEIGHTS] for number in numbers}
+        return {CONFIG: files[CONFIG], **shards} | ({INDEX: index} if index else {})
+
+    return change
+
+
+SHARDS = [
+    folder("of shards of which one is missing", "1 of them are missing", sharded([(1, 2)])),
+    folder("of ninety thousand shards", "at most 256", sharded([(1, 99_999)])),
+    folder("of shards of two sets", "different sets", sharded([(1, 1), (1, 2), (2, 2)])),
+    folder("of shards that hold the same", "", sharded([(1, 2), (2, 2)])),
+    folder("whose index names other files", INDEX, sharded(
+        [(1, 1)], b'{"weight_map": {"a": "../../../etc/passwd"}}')),
+    folder("whose index is garbage", INDEX, sharded([(1, 1)], b"\xff")),
+    folder("whose index nests deeply", INDEX, sharded([(1, 1)], b"[" * 50_000)),
+    folder("of weights and shards of them", "isn't guessed", lambda files: (
+        files | {SHARD.format(1, 1): files[WEIGHTS]})),
+]  # fmt: skip
 FOLDERS = [
     folder(
         "of two adapters",
@@ -160,5 +186,6 @@ CASES = [
     zip_case("whose table shrinks a file", "bad crc", shrunk),
     zip_case("that is truncated", "truncated", lambda files: zip_of(files)[:-40]),
     zip_case("of garbage", "no archive", lambda _: b"\1" * 600),
+    *SHARDS,
     *FOLDERS,
 ]  # fmt: skip
