@@ -62,8 +62,8 @@ class AdapterResidency:
     """Decides which adapter versions live in the arena of this worker.
 
     Holds no tensors: Arena stores the rows, ArenaWriter fills them. Only Scheduler calls claim,
-    unclaim, lease and release, so that a plan and its leases can't disagree; only the core's loop
-    calls the rest, between steps.
+    unclaim, lease and release, so that a plan and its leases can't disagree (and AdapterProber, for
+    a step of its own); only the core's loop calls the rest, between steps.
 
     A queued request claims a version, which starts its load; an admitted one leases it. Only
     RESIDENT versions without lease and claim are evicted, the least recently released first.
