@@ -1,4 +1,4 @@
-"""Grade E1: what it means that our tokens are the reference's."""
+"""Grades E1 and E2: what it means that our tokens are the reference's."""
 
 from dataclasses import dataclass, field
 
@@ -39,12 +39,15 @@ class GradeE1:
 
         assert gap <= MAX_LOGIT_GAP, f"logit gap {gap:.2e} with adapter {name}"
 
-        num_tokens = len(completion.token_ids)
-        expected = self.reference.greedy(completion.prompt_ids, name=name, num_tokens=num_tokens)
+        # Up to the first token that differs, the text is what the reference would have written
+        # too, so that its logits are those of its own greedy run.
+        first_row = len(completion.prompt_ids) - 1
+        expected = theirs[first_row:-1].argmax(-1).tolist()
         if expected == completion.token_ids:
             return
+        num_tokens = len(expected)
         first = next(i for i in range(num_tokens) if expected[i] != completion.token_ids[i])
-        top_two = theirs[len(completion.prompt_ids) + first - 1].topk(2).values
+        top_two = theirs[first_row + first].topk(2).values
         margin = float(top_two[0] - top_two[1])
 
         assert margin < 2 * gap, (
@@ -64,6 +67,39 @@ class GradeE1:
         for i, entries in enumerate(completion.logprobs):
             gap = abs(entries[0].logprob - float(theirs[first + i, completion.token_ids[i]]))
             assert gap <= 2 * MAX_LOGIT_GAP, f"token {i} with adapter {name}: logprob gap {gap:.2e}"
+
+
+@dataclass
+class GradeE2:
+    """Counts on how many tokens we and the reference agree, both in bf16 with the same text."""
+
+    reference: PeftReference
+    largest_gap: float = 0.0
+    num_tokens: int = 0
+    num_agreed: int = 0
+    margins: list[float] = field(default_factory=list)
+
+    @property
+    def agreement(self) -> float:
+        return self.num_agreed / self.num_tokens
+
+    def check(self, llm: LLM, token_ids: list[int], *, name: str | None, lora_id: str | None):
+        """Compare what both would say after each token; remember where they part."""
+        theirs = self.reference.logits(token_ids, name=name)
+        ours = teacher_forced_logits(llm, token_ids, lora_id)
+        self.largest_gap = max(self.largest_gap, float((ours - theirs).abs().max()))
+        differs = ours.argmax(-1) != theirs.argmax(-1)
+        self.num_tokens += len(token_ids)
+        self.num_agreed += int((~differs).sum())
+        top_two = theirs[differs].topk(2, dim=-1).values
+        self.margins += (top_two[:, 0] - top_two[:, 1]).tolist()
+
+    def __str__(self) -> str:
+        margins = ", ".join(f"{margin:.3f}" for margin in self.margins)
+        return (
+            f"{self.num_agreed} of {self.num_tokens} tokens agree, largest logit gap "
+            f"{self.largest_gap:.3f}, the reference's margins where they don't: [{margins}]"
+        )
 
 
 @torch.inference_mode()

@@ -58,11 +58,15 @@ def save_random_adapter(base_dir: Path, directory: Path, *, seed: int, **config:
 class PeftReference:
     """One base and its adapters, as PEFT applies them to a lone prompt; fp32."""
 
-    def __init__(self, base: PreTrainedModel, adapters: Mapping[str, Path]) -> None:
+    def __init__(
+        self, base: PreTrainedModel, adapters: Mapping[str, Path], **options: bool
+    ) -> None:
         names = list(adapters)
-        model = PeftModel.from_pretrained(base, adapters[names[0]], adapter_name=names[0])
+        model = PeftModel.from_pretrained(
+            base, adapters[names[0]], adapter_name=names[0], **options
+        )
         for name in names[1:]:
-            model.load_adapter(adapters[name], adapter_name=name)
+            model.load_adapter(adapters[name], adapter_name=name, **options)
         self._take(model)
 
     @classmethod

