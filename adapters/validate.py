@@ -133,11 +133,16 @@ def _check_against_base(config: EffectiveConfig, base: BaseDescription, report: 
                 f"{base.base_id} is {base.architecture}: the adapter was trained on another kind "
                 "of model"
             )
-    if name and name.rstrip("/") != base.base_id:
+    if name and _last_part(name) != _last_part(base.base_id):
         report.warnings.append(
             f"base_model_name_or_path is {name[:200]!r}, and the base is called "
             f"{base.base_id!r}: names prove little, the shapes are what was compared"
         )
+
+
+def _last_part(name: str) -> str:
+    """Return a model's own name: without owner, folder or case."""
+    return name.replace("\\", "/").rstrip("/").rsplit("/", 1)[-1].lower()
 
 
 def model_family(architecture: str) -> str:

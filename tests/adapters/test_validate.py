@@ -212,6 +212,16 @@ def test_an_arena_just_wide_enough_is_enough(tmp_path: Path) -> None:
     assert inspect_directory(write_adapter(tmp_path), base).adapter is not None
 
 
+@pytest.mark.parametrize("folder", ["someone/", "/models/", "C:\\models\\", ""])
+def test_the_same_base_under_another_owner_or_folder_is_no_warning(
+    tmp_path: Path, folder: str
+) -> None:
+    name = tiny_base().base_id.upper()
+    write_adapter(tmp_path, config(base_model_name_or_path=folder + name))
+
+    assert inspect_directory(tmp_path, tiny_base()).warnings == ()
+
+
 def test_another_base_name_is_a_warning_and_another_class_a_refusal(tmp_path: Path) -> None:
     write_adapter(tmp_path, config(base_model_name_or_path="C:\\models\\x"))
     inspection = inspect_directory(tmp_path, tiny_base())

@@ -113,7 +113,7 @@ def assert_greedy(
 
 @dataclass
 class Flips:
-    """Moves `default` to and fro, at moments counted in streamed tokens; knows what was when.
+    """Moves `default` back and forth, at moments counted in streamed tokens; knows what was when.
 
     targets  digests in the order in which `default` was moved to them; the first one is where it
              was at the beginning
