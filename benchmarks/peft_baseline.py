@@ -5,6 +5,7 @@ JSON on stdin, writes one JSON line for each level on stdout.
 """
 
 import json
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -99,7 +100,6 @@ def run_level(model: Any, level: dict[str, Any], max_tokens: int) -> dict[str, A
     ]
     wall_s = sum(one["wall_s"] for one in times)
     num_tokens = len(prompts) * max_tokens
-    median = sorted(times, key=lambda one: one["ttft_s"])[len(times) // 2]
     return {
         "workload": level["workload"],
         "concurrency": size,
@@ -107,9 +107,11 @@ def run_level(model: Any, level: dict[str, Any], max_tokens: int) -> dict[str, A
         "num_output_tokens": num_tokens,
         "wall_s": round(wall_s, 3),
         "output_tokens_per_s": round(num_tokens / wall_s, 1),
-        "ttft_p50_s": round(median["ttft_s"], 3),
+        "ttft_p50_s": round(statistics.median(one["ttft_s"] for one in times), 3),
         "ttft_max_s": round(max(one["ttft_s"] for one in times), 3),
-        "inter_token_p50_ms": round(1000 * median["inter_token_s"], 1),
+        "inter_token_p50_ms": round(
+            1000 * statistics.median(one["inter_token_s"] for one in times), 1
+        ),
     }
 
 

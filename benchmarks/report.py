@@ -1,8 +1,10 @@
 """Turns one result of serving.py into the table of README.md."""
 
+from pathlib import Path
 from typing import Any
 
 SYSTEMS = {"loraplex": "Loraplex, HTTP streaming", "peft": "transformers + PEFT, in process"}
+BEGIN, END = "<!-- serving: begin -->", "<!-- serving: end -->"
 
 
 def markdown_table(result: dict[str, Any]) -> str:
@@ -25,6 +27,26 @@ def markdown_table(result: dict[str, Any]) -> str:
             start += f" (the very first {result[key]['first_start_s']:.1f} s)"
         lines.append(f"| {name} | {start} | {result[key]['peak_pss_bytes'] / 1e9:.2f} GB |")
     return "\n".join(lines)
+
+
+def describe(result: dict[str, Any]) -> str:
+    """Where, when and how a result was measured."""
+    machine, versions = result["machine"], result["versions"]
+    return (
+        f"{result['date'][:10]}, commit {result['commit']}, `{result['command']}`: "
+        f"{machine['cpu']}, {machine['num_cores']} cores, "
+        f"{machine['memory_bytes'] / 2**30:.0f} GiB; Python {machine['python']}, "
+        + ", ".join(f"{name} {version}" for name, version in versions.items())
+        + f"; load average before: {machine['load_before'][0]}"
+    )
+
+
+def update_readme(path: Path, result: dict[str, Any]) -> None:
+    """Replace what stands between the two marks of README.md."""
+    before, _, rest = path.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    body = f"{describe(result)}.\n\n{markdown_table(result)}"
+    path.write_text(f"{before}{BEGIN}\n{body}\n{END}{after}")
 
 
 def _cell(level: dict[str, Any]) -> str:

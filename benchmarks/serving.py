@@ -23,7 +23,7 @@ from harness import Call, run_level
 from processes import LoraplexServer, MemoryWatch
 from provenance import describe_run
 from random_adapters import write_adapter
-from report import markdown_table
+from report import describe, markdown_table, update_readme
 from transformers import AutoConfig
 
 from gateway.embedded.default_model import SERVED_NAME, find_default_model
@@ -177,6 +177,7 @@ def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description="measure serving speed")
     parser.add_argument("--concurrency", type=int, nargs="*", default=list(CONCURRENCIES))
+    parser.add_argument("--update-readme", action="store_true", help="put the table in README.md")
     parser.add_argument("--no-peft", action="store_true", help="measure only Loraplex")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that servers end with us
@@ -199,7 +200,9 @@ def main() -> None:
     path = HERE / "results" / f"{now:%Y-%m-%dT%H%M}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(result, indent=2) + "\n")
-    print(markdown_table(result))
+    if args.update_readme:
+        update_readme(HERE / "README.md", result)
+    print(f"{describe(result)}\n\n{markdown_table(result)}")
     print(f"written to {path.relative_to(HERE.parent)}")
 
 
