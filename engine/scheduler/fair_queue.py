@@ -63,6 +63,11 @@ class FairQueue:
         """Whether a sequence has been passed over so often that it holds others back."""
         return any(self._closes(seq) for seq in self._num_overtakes)
 
+    @property
+    def num_accounts(self) -> int:
+        """Requests that are charged for: those that came by push() and have not left."""
+        return self._shares.num_requests
+
     def __len__(self) -> int:
         return len(self._preempted) + len(self._arrivals)
 

@@ -183,7 +183,7 @@ class Scheduler:
         waiting, running = list(self._waiting), self._running
         samples = {seq for group in self._requests.values() for seq in group.samples}
         assert samples == {*waiting, *running} | (samples & {*self._leaving})
-        assert len(self._requests) <= self._limits.max_requests
+        assert len(self._requests) == self._waiting.num_accounts <= self._limits.max_requests
         assert len(running) <= self._limits.max_running_seqs
         assert all(not group.is_over for group in self._requests.values())
         for seq in waiting:

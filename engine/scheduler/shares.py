@@ -36,6 +36,11 @@ class ShareCounters:
         """Shares of which anything is remembered."""
         return len(self._served.keys() | self._num_requests.keys())
 
+    @property
+    def num_requests(self) -> int:
+        """Requests that have joined and not left."""
+        return self._num_requests.total()
+
     def __getitem__(self, share: Share) -> int:
         return self._served.get(share, 0)
 

@@ -1,5 +1,6 @@
 """What a sequence finds of its past, and what is said about it."""
 
+from engine.protocol import TokenLogprob
 from tests.engine.scheduler.worlds import (
     Adapters,
     make_scheduler,
@@ -90,6 +91,27 @@ def test_a_request_for_prompt_logprobs_computes_its_whole_prompt():
     scheduler.add(curious)
     plan = scheduler.plan_step()
     assert [(c.start, c.num_tokens, c.num_prompt_logits) for c in plan.chunks] == [(0, 9, 8)]
+
+
+def test_a_prompt_that_is_preempted_in_its_middle_is_said_once():
+    scheduler = make_scheduler(num_blocks=8, block_size=2, max_tokens_per_step=3)
+    scheduler.add(make_sequence("old", num_prompt_tokens=1, max_tokens=7))
+    curious = make_sequence("b", num_prompt_tokens=11, max_tokens=2, num_prompt_logprobs=0)
+    scheduler.add(curious)
+    said = []
+    while scheduler.has_work:
+        plan = scheduler.plan_step()
+        logprobs = {
+            i: [
+                [TokenLogprob(chunk.start + row + 1, -1.0)]
+                for row in range(chunk.num_prompt_logits)
+            ]
+            for i, chunk in enumerate(plan.chunks)
+        }
+        for output in scheduler.commit(plan, sample_all(plan), logprobs):
+            said += [] if output.prompt_logprobs is None else [output.prompt_logprobs]
+    assert scheduler.counters.num_preemptions == 1
+    assert said == [[None, *([TokenLogprob(i, -1.0)] for i in range(1, 11))]]
 
 
 def test_logits_of_a_prompt_end_before_its_last_token_however_it_is_chunked():

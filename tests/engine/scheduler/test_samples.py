@@ -136,7 +136,20 @@ def test_a_sample_is_preempted_alone_and_comes_back_with_its_own_tokens():
         outputs += step(scheduler)
     assert (scheduler.num_running, scheduler.num_waiting) == (1, 1)
     outputs += run_to_end(scheduler)
-    assert tokens_of(outputs) == {i: [1003, 1004, 1005, 1006, 1007, 1008] for i in range(2)}
+    assert tokens_of(outputs) == {i: [100 * i + t for t in range(1003, 1009)] for i in range(2)}
+
+
+@pytest.mark.parametrize("sample_index", [0, 1, 2])
+def test_the_answer_of_each_sample_is_found_by_whoever_goes_on_from_it(sample_index):
+    scheduler = make_scheduler(block_size=2)
+    scheduler.add(make_sequence("a", num_prompt_tokens=5, max_tokens=8, n=3, salt="s"))
+    tokens = tokens_of(run_to_end(scheduler))[sample_index]
+    follow_up = make_sequence("b", num_prompt_tokens=5, max_tokens=1, salt="s")
+    follow_up.token_ids += tokens
+    follow_up.num_prompt_tokens = follow_up.num_tokens
+    scheduler.add(follow_up)
+    run_to_end(scheduler)
+    assert follow_up.num_cached_tokens == 12
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 2, 8])

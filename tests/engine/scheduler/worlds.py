@@ -147,15 +147,15 @@ class KvModel:
 
 
 def token_after(seq) -> int:
-    """The fake model: the next token says who asks, and how far they are."""
+    """The fake model: the next token says how far its sequence is; samples differ by 100."""
     return 1000 + seq.num_tokens
 
 
 def sample_all(plan: StepPlan, token_of=token_after) -> list[SampledToken]:
     return [
-        SampledToken(token_id=token_of(chunk.sequence))
+        SampledToken(token_id=token_of(chunk.sequence) + 100 * sample_index)
         for chunk in plan.chunks
-        for _sample_index in chunk.drawn_samples
+        for sample_index in chunk.drawn_samples
     ]
 
 
