@@ -18,6 +18,11 @@ from tests.end_to_end.conditions import (
     scarce_blocks,
     what_happens,
 )
+from tests.end_to_end.default_base import (  # noqa: F401 - collected here
+    state_dir,
+    test_default_base_in_bf16_is_e2_with_adapters_in_bf16,
+    test_default_base_in_fp32_is_e1_under_six_conditions,
+)
 from tests.end_to_end.grades import MAX_LOGIT_GAP, GradeE1
 from tests.end_to_end.peft_reference import (
     BASE,

@@ -1,4 +1,7 @@
-"""The default base with the demo's adapters, under listed conditions: E1 in fp32, E2 in bf16."""
+"""The default base with the demo's adapters, under listed conditions: E1 in fp32, E2 in bf16.
+
+Part of test_matches_peft.py, which collects it.
+"""
 
 import itertools
 import sys
@@ -31,8 +34,6 @@ PROMPT = (
 # The prompt takes four blocks of 16, its answer one more: three can begin, and not all of them end,
 # beside each other. The watermark is two of 128.
 SCARCE_BLOCKS = 14
-
-pytestmark = pytest.mark.slow
 
 
 def model_file() -> Path:
@@ -67,7 +68,8 @@ def serve(state_dir: Path, *, dtype: str, chunk: int) -> LLM:
     return llm
 
 
-def test_fp32_is_e1_under_six_conditions(state_dir):
+@pytest.mark.slow
+def test_default_base_in_fp32_is_e1_under_six_conditions(state_dir):
     grade = GradeE1(PeftReference(base_of(torch.float32), DIRECTORIES))
 
     def answers(llm, *, salt, n=1):
@@ -116,7 +118,8 @@ def test_fp32_is_e1_under_six_conditions(state_dir):
         assert agreement <= 0.9, f"{NAMES[one]} and {NAMES[other]} agree on {agreement:.0%}"
 
 
-def test_bf16_is_e2_with_adapters_in_bf16(state_dir, capsys):
+@pytest.mark.slow
+def test_default_base_in_bf16_is_e2_with_adapters_in_bf16(state_dir, capsys):
     """Where two tokens are about as likely, rounding decides: the margins are printed."""
     reference = PeftReference(base_of(torch.bfloat16), DIRECTORIES, autocast_adapter_dtype=False)
     assert {parameter.dtype for parameter in reference.model.parameters()} == {torch.bfloat16}
