@@ -164,6 +164,7 @@ class Load:
     expected: dict[str, list[list[int]]]
     num_streams: Counter = field(default_factory=Counter)
     num_across_a_flip: int = 0
+    num_with_hits: Counter = field(default_factory=Counter)
 
     async def ask(
         self, prompt: int, *, on_headers: Callable[[str], None] = lambda _version: None
@@ -193,6 +194,7 @@ class Load:
         ]
         assert wholly_of == [answer.version], f"tokens of {wholly_of}, header {answer.version}"
         self.num_streams[answer.version] += 1
+        self.num_with_hits[answer.version] += answer.num_cached_tokens > 0
         self.num_across_a_flip += len(flips.targets) - 1 > first
         return answer
 
@@ -255,6 +257,7 @@ def test_stream_is_wholly_of_the_version_that_it_names(server, versions, seed):
 
     assert sum(load.num_streams.values()) >= NUM_STREAMS
     assert len(load.num_streams) == 2
+    assert min(load.num_with_hits[digest] for digest in versions) > 0, "the cache was cold"
     assert flips.num_acknowledged >= NUM_FLIPS
     assert load.num_across_a_flip >= 20, "the streams have hardly met a flip"
     assert status["max_adapters_in_step"] == 2
@@ -283,8 +286,12 @@ async def upload_again_and_again(world, server, reference, name, num_uploads) ->
             body = {"name": name, "path": str(world / version), "promote": True}
             pushed = await http.post("/v1/adapters", json=body)
             assert pushed.status_code == 201, pushed.text
-            for prompt in PROMPTS[::3]:
+            num_hits = [
                 await check_answer(http, reference, name, version, prompt)
+                for prompt in (PROMPTS[0], PROMPTS[0], PROMPTS[-1])
+            ]
+            assert num_hits[0] == 0, "no block of older weights is taken"
+            assert min(num_hits[1:]) >= 2 * BLOCK_SIZE
             if streaming is not None:
                 # A stream that was running stays what it was.
                 assert_greedy(reference, before, PROMPTS[0], (await streaming).token_ids)
@@ -309,14 +316,12 @@ async def begin_stream(http, name) -> "asyncio.Task[Streamed]":
     return stream
 
 
-async def check_answer(http, reference, name, version, prompt) -> None:
-    """E1 against PEFT: every token, and the log-probability of each."""
+async def check_answer(http, reference, name, version, prompt) -> int:
+    """E1 against PEFT: every token, and each one's log-probability; return what was cached."""
     body = greedy_body(f"{BASE}:{name}", prompt, max_tokens=NUM_TOKENS) | {"logprobs": 0}
-    answers = []
-    for _ in range(2):
-        answer = (await http.post("/v1/completions", json=body)).raise_for_status().json()
-        answers.append(answer["choices"][0])
-    for answer in answers:
-        theirs = assert_greedy(reference, version, prompt, token_ids_of(answer["text"]))
-        ours = torch.tensor(answer["logprobs"]["token_logprobs"])
-        assert float((ours - theirs).abs().max()) <= MAX_LOGIT_GAP
+    answer = (await http.post("/v1/completions", json=body)).raise_for_status().json()
+    (choice,) = answer["choices"]
+    theirs = assert_greedy(reference, version, prompt, token_ids_of(choice["text"]))
+    ours = torch.tensor(choice["logprobs"]["token_logprobs"])
+    assert float((ours - theirs).abs().max()) <= MAX_LOGIT_GAP
+    return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
