@@ -73,6 +73,8 @@ class EngineCore:
         self.limits = limits
         self._clock = clock
         self._unloads: list[Unload] = []
+        # Of versions whose images are being built: nothing to drain yet.
+        self._unloads_to_begin: list[Unload] = []
         self._prober: AdapterProber | None = None
         if adapters is not None:
             self._prober = AdapterProber(
@@ -122,6 +124,7 @@ class EngineCore:
         if self.adapters is not None:
             events += self.adapters.advance()
             events += self._fail_broken_loads(self.adapters)
+            events += self._begin_late_unloads(self.adapters)
             events += self._advance_unloads(self.adapters)
         if self._prober is not None:
             events += self._prober.advance()
@@ -258,19 +261,26 @@ class EngineCore:
         return self._prober.begin(command)
 
     def _unload(self, command: UnloadAdapter) -> list[Event]:
-        if self.adapters is None or not self.adapters.residency.knows(command.lora_id):
-            error = UnknownAdapter(f"no adapter {command.lora_id!r} is loaded here")
+        adapters, lora_id = self.adapters, command.lora_id
+        is_known = adapters is not None and adapters.residency.knows(lora_id)
+        if adapters is None or not (is_known or adapters.is_laying_out(lora_id)):
+            error = UnknownAdapter(f"no adapter {lora_id!r} is loaded here")
             return [call_failed(command.call_id, error)]
-        unloaded = AdapterConflict(f"the adapter {command.lora_id!r} was unloaded")
-        ended = self.scheduler.fail_waiting(command.lora_id)
-        self.adapters.residency.unload(command.lora_id)
-        self._unloads.append(
-            Unload(
-                call_id=command.call_id,
-                lora_id=command.lora_id,
-                deadline_s=self._clock() + command.timeout_s,
-            )
+        unload = Unload(
+            call_id=command.call_id,
+            lora_id=lora_id,
+            deadline_s=self._clock() + command.timeout_s,
         )
+        if not is_known:
+            self._unloads_to_begin.append(unload)
+            return []
+        return self._begin_unload(adapters, unload)
+
+    def _begin_unload(self, adapters: AdapterLifecycle, unload: Unload) -> list[Event]:
+        unloaded = AdapterConflict(f"the adapter {unload.lora_id!r} was unloaded")
+        ended = self.scheduler.fail_waiting(unload.lora_id)
+        adapters.residency.unload(unload.lora_id)
+        self._unloads.append(unload)
         return [_failed(request_id, unloaded) for request_id in ended]
 
     def _fail_broken_loads(self, adapters: AdapterLifecycle) -> list[Event]:
@@ -283,6 +293,22 @@ class EngineCore:
                 events += self._prober.load_failed(lora_id, error)
         return events
 
+    def _begin_late_unloads(self, adapters: AdapterLifecycle) -> list[Event]:
+        """Begin the unloads whose versions have become known; give up on those that are late."""
+        events: list[Event] = []
+        for unload in list(self._unloads_to_begin):
+            if not adapters.is_laying_out(unload.lora_id):
+                self._unloads_to_begin.remove(unload)
+                if adapters.residency.knows(unload.lora_id):
+                    events += self._begin_unload(adapters, unload)
+                else:
+                    events.append(CallDone(call_id=unload.call_id))
+            elif self._clock() >= unload.deadline_s:
+                self._unloads_to_begin.remove(unload)
+                error = AdapterConflict(f"the adapter {unload.lora_id!r} is still being loaded")
+                events.append(call_failed(unload.call_id, error))
+        return events
+
     def _advance_unloads(self, adapters: AdapterLifecycle) -> list[Event]:
         events: list[Event] = []
         for unload in list(self._unloads):
@@ -291,6 +317,7 @@ class EngineCore:
                 ended = self.scheduler.abort_running(unload.lora_id)
                 events += [_failed(request_id, unloaded) for request_id in ended]
             if adapters.residency.finish_unload(unload.lora_id):
+                adapters.forget_gone()
                 self._unloads.remove(unload)
                 events.append(CallDone(call_id=unload.call_id))
         return events

@@ -65,8 +65,13 @@ class AdapterLifecycle:
         """Whether a load is anywhere on its way."""
         return bool(self._waiting_calls) or self._copying is not None
 
+    def is_laying_out(self, lora_id: str) -> bool:
+        """Whether an image of `lora_id` is being built: it is about to be known."""
+        return lora_id in self._waiting_calls
+
     def load(self, call: LoadAdapter) -> list[Event]:
         """Begin to lay `call.path` out as an image, or join the build that is under way."""
+        self.forget_gone()
         known_path = self._paths.get(call.lora_id)
         if known_path is not None and known_path != call.path:
             message = f"{call.lora_id!r} is loaded from other files; unload it first"
@@ -91,7 +96,7 @@ class AdapterLifecycle:
 
     def advance(self, max_bytes: int = COPY_BYTES_PER_STEP) -> list[Event]:
         """Take finished images, and copy at most `max_bytes` of one into its rows."""
-        self._forget_gone()
+        self.forget_gone()
         events: list[Event] = []
         for result in self._loader.poll():
             events += self._take(result)
@@ -101,6 +106,12 @@ class AdapterLifecycle:
             self.residency.loaded(self._copying.lora_id)
             self._copying = None
         return events
+
+    def forget_gone(self) -> None:
+        """Delete the images of versions that nobody holds any more, and free their names."""
+        for gone in self.residency.take_gone():
+            self._paths.pop(gone.lora_id, None)
+            gone.image.unlink(missing_ok=True)
 
     def take_failures(self) -> dict[str, str]:
         """Return the versions whose load has failed since the last call, and why.
@@ -132,12 +143,6 @@ class AdapterLifecycle:
             self.residency.load_failed(load.lora_id, str(error))
         else:
             self._copying = load
-
-    def _forget_gone(self) -> None:
-        """Delete the images of versions that nobody holds any more, and free their names."""
-        for gone in self.residency.take_gone():
-            self._paths.pop(gone.lora_id, None)
-            gone.image.unlink(missing_ok=True)
 
     def _take(self, result: LoadDone | LoadRefused | LoadBroken) -> list[Event]:
         calls = self._waiting_calls.pop(result.lora_id, [])
