@@ -45,10 +45,10 @@ class Memory:
             num_pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
             self._samples[name].append(num_pages * os.sysconf("SC_PAGE_SIZE"))
 
-    def slopes(self) -> dict[str, float]:
-        """Bytes gained per sample, by least squares over the last four fifths of the samples."""
+    def slopes(self, *, settled_after: float) -> dict[str, float]:
+        """Bytes gained per sample, by least squares, once that share of the samples is over."""
         found = {}
         for name, samples in self._samples.items():
-            settled = samples[len(samples) // 5 :]
+            settled = samples[int(len(samples) * settled_after) :]
             found[name] = float(np.polyfit(np.arange(len(settled)), settled, 1)[0])
         return found

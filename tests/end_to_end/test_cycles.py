@@ -2,15 +2,15 @@
 
 import asyncio
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
 from engine.llm import LLM
 from engine.protocol import SamplingParams
+from gateway.cli.app import app
 from tests.end_to_end.peft_reference import save_random_adapter, save_tiny_llama
 from tests.end_to_end.processes import Memory, command_of, descendants_of
 from tests.end_to_end.serving import serving
@@ -101,7 +101,7 @@ def run_core_cycles(world, state_dir, *, num_cycles: int) -> dict[str, float]:
     assert status.num_adapter_loads == num_cycles
     assert_empty(status)
     assert images == []
-    return memory.slopes()
+    return memory.slopes(settled_after=0.2)
 
 
 @pytest.fixture(scope="module")
@@ -128,11 +128,9 @@ def holds_of(status: dict) -> list[tuple[int, int]]:
 
 def ps(server) -> list[list[str]]:
     """The cells of `loraplex ps`, line by line."""
-    command = [sys.executable, "-c", "from gateway.cli import main; main()", "ps"]
-    output = subprocess.run(
-        [*command, "--url", server.url], capture_output=True, text=True, check=True
-    ).stdout
-    return [line.split() for line in output.splitlines() if line.strip()]
+    result = CliRunner().invoke(app, ["ps", "--url", server.url], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    return [line.split() for line in result.output.splitlines() if line.strip()]
 
 
 @pytest.mark.slow
@@ -186,9 +184,10 @@ def test_server_keeps_nothing_of_30_adapters_that_came_and_went(world, server):
 
 @needs_proc
 @pytest.mark.deep
-@pytest.mark.timeout(1200)
-def test_server_does_not_grow_in_500_cycles(world, server):
-    slopes = run_http_cycles(world, server, num_cycles=500)
+@pytest.mark.timeout(1800)
+def test_server_does_not_grow_in_2000_cycles(world, server):
+    """Half of them is what allocators need until they give out no new pages."""
+    slopes = run_http_cycles(world, server, num_cycles=2000)
 
     assert max(slopes.values()) <= MAX_SLOPE_BYTES, slopes
 
@@ -213,4 +212,4 @@ def run_http_cycles(world, server, *, num_cycles: int) -> dict[str, float]:
     assert status["num_free_blocks"] == status["num_blocks"]
     assert status["free_lora_rows"] == status["lora_rows"]
     assert list((world / "state").rglob("*.arena")) == []
-    return memory.slopes()
+    return memory.slopes(settled_after=0.5)
