@@ -7,6 +7,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -61,6 +62,39 @@ class MemoryWatch:
         return pss, rss
 
 
+class OthersWatch:
+    """How many cores' worth of time processes outside the measured tree take.
+
+    The tree is `pid` with its descendants, and this process. Time of a process that ended between
+    two readings is missed by the tree and so counted as others'.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._last = self._read()
+
+    def num_cores_since_last(self) -> float:
+        """The mean since the last call, or since the watch was made."""
+        before, self._last = self._last, self._read()
+        wall_s, others_s = (now - then for now, then in zip(self._last, before, strict=True))
+        return round(max(0.0, others_s / max(wall_s, 1e-9)), 2)
+
+    def _read(self) -> tuple[float, float]:
+        everything = psutil.cpu_times()
+        busy_s = everything.user + everything.system
+        try:
+            root = psutil.Process(self._pid)
+            tree = [root, *root.children(recursive=True), psutil.Process()]
+        except psutil.NoSuchProcess:
+            tree = [psutil.Process()]
+        ours_s = 0.0
+        for process in tree:
+            with suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                ours_s += times.user + times.system
+        return time.perf_counter(), busy_s - ours_s
+
+
 class LoraplexServer:
     """`loraplex serve` on a free port; `start_s` is from the command to its ready line."""
 
@@ -90,6 +124,10 @@ class LoraplexServer:
         self.memory.stop()
         self._stop()
         self._folder.cleanup()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def _start(self) -> None:
         started_s = time.perf_counter()

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 SYSTEMS = {"loraplex": "Loraplex, HTTP streaming", "peft": "transformers + PEFT, in process"}
+MAX_OTHERS_CORES = 0.1
 BEGIN, END = "<!-- serving: begin -->", "<!-- serving: end -->"
 
 
@@ -20,6 +21,9 @@ def markdown_table(result: dict[str, Any]) -> str:
         for workload in dict.fromkeys(workload for workload, _ in levels):
             cells = " | ".join(_cell(levels[workload, size]) for size in sizes)
             lines.append(f"| {name} | {workload} | {cells} |")
+    every = [level for key in measured for level in result[key]["levels"]]
+    if any(_is_disturbed(level) for level in every):
+        lines += ["", f"† other processes took over {MAX_OTHERS_CORES} cores meanwhile; too slow."]
     lines += ["", "| system | start | peak memory (PSS) |", "|---|---|---|"]
     for key, name in measured.items():
         start = f"{result[key]['start_s']:.1f} s"
@@ -49,8 +53,13 @@ def update_readme(path: Path, result: dict[str, Any]) -> None:
     path.write_text(f"{before}{BEGIN}\n{body}\n{END}{after}")
 
 
+def _is_disturbed(level: dict[str, Any]) -> bool:
+    return bool(level["others_cores"] > MAX_OTHERS_CORES)
+
+
 def _cell(level: dict[str, Any]) -> str:
+    mark = "† " if _is_disturbed(level) else ""
     return (
-        f"**{level['output_tokens_per_s']:.0f}** tok/s, "
+        f"{mark}**{level['output_tokens_per_s']:.0f}** tok/s, "
         f"TTFT {level['ttft_p50_s']:.2f} s, {level['inter_token_p50_ms']:.0f} ms/token"
     )

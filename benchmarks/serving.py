@@ -20,7 +20,7 @@ from typing import Any
 
 import httpx
 from harness import Call, run_level
-from processes import LoraplexServer, MemoryWatch
+from processes import LoraplexServer, MemoryWatch, OthersWatch
 from provenance import describe_run
 from random_adapters import write_adapter
 from report import describe, markdown_table, update_readme
@@ -94,10 +94,12 @@ def measure_loraplex(
                     Call(model=name, prompt_ids=ids)
                     for name, ids in zip(names, prompts, strict=False)
                 ]
+                others = OthersWatch(server.pid)
                 level = asyncio.run(
                     run_level(server.url, calls, concurrency=concurrency, max_tokens=OUTPUT_TOKENS)
                 )
-                levels.append({"workload": workload, **asdict(level)})
+                share = {"others_cores": others.num_cores_since_last()}
+                levels.append({"workload": workload, **asdict(level), **share})
                 print(f"loraplex: {levels[-1]}", flush=True)
     result = {
         "first_start_s": server.first_start_s,
@@ -153,8 +155,9 @@ def _talk(process: subprocess.Popen[str], plan: dict[str, Any]) -> list[dict[str
     with process.stdin as stdin:
         json.dump(plan, stdin)
     lines = []
+    others = OthersWatch(process.pid)
     for line in process.stdout:
-        lines.append(json.loads(line))
+        lines.append(json.loads(line) | {"others_cores": others.num_cores_since_last()})
         print(f"peft: {lines[-1]}", flush=True)
     process.wait()
     return lines
