@@ -195,11 +195,10 @@ def idle_lora(open_llm: OpenLLM, scale: Scale, *, scratch: Path) -> dict[str, An
         _make_resident(llms["on"], scratch)
         steppers = {side: Stepper(llm) for side, llm in llms.items()}
         for pair in range(scale.num_pairs):
-            order = ("on", "off") if pair % 2 else ("off", "on")
-            step_s = {side: _decode_step_s(steppers[side], scale, seed=pair) for side in order}
+            step_s = _decode_steps_s(steppers, scale, seed=pair)
             ratios.append(step_s["on"] / step_s["off"])
-            for side in order:
-                steps_ms[side].append(1000 * step_s[side])
+            for side, seconds in step_s.items():
+                steps_ms[side].append(1000 * seconds)
     return {
         "batch": scale.num_seqs,
         "step_ms": {side: round(statistics.median(times), 2) for side, times in steps_ms.items()},
@@ -298,20 +297,26 @@ def _make_resident(llm: LLM, scratch: Path) -> None:
     assert llm.status().num_adapter_loads == 1
 
 
-def _decode_step_s(stepper: Stepper, scale: Scale, *, seed: int) -> float:
-    """Median seconds of a step in which every sequence computes one token."""
-    generator = random.Random(seed)
-    streams = [
-        stepper.add(random_prompt(generator, 32), max_tokens=scale.num_decode_tokens)
-        for _ in range(scale.num_seqs)
-    ]
-    while not all(stream.token_times_s for stream in streams):
-        stepper.step()
-    times_s = []
-    while stepper.num_open == scale.num_seqs:
-        times_s.append(stepper.step())
-    stepper.run()
-    return statistics.median(times_s)
+def _decode_steps_s(steppers: dict[str, Stepper], scale: Scale, *, seed: int) -> dict[str, float]:
+    """Median seconds of a step in which every sequence computes one token, by side.
+
+    The sides take turns step by step, so that whatever else the machine does meets both alike.
+    """
+    times_s: dict[str, list[float]] = {side: [] for side in steppers}
+    for stepper in steppers.values():
+        generator = random.Random(seed)
+        streams = [
+            stepper.add(random_prompt(generator, 32), max_tokens=scale.num_decode_tokens)
+            for _ in range(scale.num_seqs)
+        ]
+        while not all(stream.token_times_s for stream in streams):
+            stepper.step()
+    while all(stepper.num_open == scale.num_seqs for stepper in steppers.values()):
+        for side, stepper in steppers.items():
+            times_s[side].append(stepper.step())
+    for stepper in steppers.values():
+        stepper.run()
+    return {side: statistics.median(times) for side, times in times_s.items()}
 
 
 def _medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
