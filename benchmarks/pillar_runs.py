@@ -261,8 +261,9 @@ def _answer_in_batches(
 
 def _intrude(stepper: Stepper, scale: Scale, *, generator: random.Random) -> dict[str, float]:
     """Let a long prompt in while others decode; return their gaps before and meanwhile."""
+    max_tokens = stepper.llm.core.limits.max_model_len // 2  # until they are aborted
     bystanders = [
-        stepper.add(random_prompt(generator, 32), max_tokens=10_000 // scale.num_seqs)
+        stepper.add(random_prompt(generator, 32), max_tokens=max_tokens)
         for _ in range(scale.num_seqs)
     ]
     while len(bystanders[-1].token_times_s) < scale.num_decode_tokens:
@@ -311,9 +312,11 @@ def _decode_steps_s(steppers: dict[str, Stepper], scale: Scale, *, seed: int) ->
         ]
         while not all(stream.token_times_s for stream in streams):
             stepper.step()
+    sides = list(steppers)
     while all(stepper.num_open == scale.num_seqs for stepper in steppers.values()):
-        for side, stepper in steppers.items():
-            times_s[side].append(stepper.step())
+        for side in sides:
+            times_s[side].append(steppers[side].step())
+        sides.reverse()
     for stepper in steppers.values():
         stepper.run()
     return {side: statistics.median(times) for side, times in times_s.items()}
