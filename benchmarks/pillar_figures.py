@@ -129,7 +129,9 @@ def _bars(axis: Axes, values: dict[str, float], *, title: str, unit: str) -> Non
     """Bars whose first one is ours."""
     colours = [ON, *[OFF] * (len(values) - 1)]
     bars = axis.bar(list(values), list(values.values()), color=colours)
-    axis.bar_label(bars, fmt="%.3g", fontsize=8)
+    axis.bar_label(
+        bars, fmt=lambda value: f"{value:.0f}" if value >= 100 else f"{value:.3g}", fontsize=8
+    )
     axis.set_title(title)
     axis.set_ylabel(unit, fontsize=8)
 
