@@ -1,6 +1,7 @@
 """What every test may lean on: a private Valkey, anyio on asyncio, Hypothesis profiles."""
 
 import os
+import signal
 from collections.abc import AsyncIterator, Iterator
 
 import hypothesis
@@ -9,6 +10,9 @@ from redis.asyncio import Redis
 
 from engine.server.core_environment import core_environment
 from tests.valkey import private_valkey
+
+# A shell that starts tests in the background may have them ignore Ctrl-C, and what they start too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before torch is imported: test processes share the cores with the servers that they start.
 os.environ.update(core_environment())
