@@ -21,6 +21,8 @@ from tests.adapters.test_corpus import CORPUS, files_of
 from tests.end_to_end.grades import GradeE1
 from tests.end_to_end.peft_reference import BASE, PeftReference, save_word_tokenizer
 
+pytestmark = pytest.mark.slow
+
 NUM_LAYERS, VOCAB = 4, 128
 NUM_TOKENS = 3
 RANKS = {

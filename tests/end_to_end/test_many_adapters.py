@@ -12,6 +12,8 @@ from engine.protocol import AddRequest, SamplingParams, SequenceOutput, StepDone
 from tests.end_to_end.grades import MAX_LOGIT_GAP, GradeE1
 from tests.end_to_end.peft_reference import PeftReference, save_random_adapter, save_tiny_llama
 
+pytestmark = pytest.mark.slow
+
 NUM_ADAPTERS = 64
 NUM_TOKENS = 16
 MAX_MODEL_LEN = 128

@@ -132,6 +132,7 @@ CONDITIONS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("chunk", "memory"), CONDITIONS)
 @pytest.mark.parametrize("mix", MIXES)
 def test_any_mix_chunked_any_way_cold_and_warm_is_what_peft_says(tiny, mix, chunk, memory):
