@@ -109,7 +109,7 @@ async def test_tokenizer_info_has_what_renders_a_prompt(running: RunningWorker):
 def test_tokenizer_info_names_no_files_of_another_machine():
     config = {
         "name_or_path": "/home/somebody/model",
-        "special_tokens_map_file": "/root/map.json",
+        "special_tokens_map_file": "/home/somebody/map.json",
         "tokenizer_file": None,
         "tokenizer_class": "LlamaTokenizer",
         "model_max_length": 2048,
