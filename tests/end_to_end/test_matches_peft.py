@@ -31,6 +31,8 @@ from tests.end_to_end.peft_reference import (
     save_tiny_llama,
 )
 
+pytestmark = pytest.mark.slow
+
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 ALL_LINEAR = [*ATTENTION, "gate_proj", "up_proj", "down_proj"]
 TINY_ADAPTERS = {
@@ -132,7 +134,6 @@ CONDITIONS = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("chunk", "memory"), CONDITIONS)
 @pytest.mark.parametrize("mix", MIXES)
 def test_any_mix_chunked_any_way_cold_and_warm_is_what_peft_says(tiny, mix, chunk, memory):

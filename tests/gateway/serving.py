@@ -23,6 +23,20 @@ class _Server(uvicorn.Server):
     async def main_loop(self) -> None:
         await self.stop.wait()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Shut down as uvicorn does, without its pause of 100 ms where nobody is connected."""
+        for _ in range(20):  # Clients that have just left are noticed in the next turns.
+            if not self.server_state.connections:
+                break
+            await asyncio.sleep(0.001)
+        if self.server_state.connections or self.server_state.tasks:
+            await super().shutdown(sockets)
+            return
+        for server in self.servers:
+            server.close()
+            await server.wait_closed()
+        await self.lifespan.shutdown()
+
 
 @asynccontextmanager
 async def served(app: ASGIApp) -> AsyncIterator[str]:

@@ -85,7 +85,7 @@ async def gateway_world(
         )
         address = await held.enter_async_context(served(app))
         http = await held.enter_async_context(
-            httpx.AsyncClient(base_url=address, timeout=20, trust_env=False)
+            httpx.AsyncClient(base_url=address, timeout=20, trust_env=False, verify=False)
         )
         world = World(http, registry, store_dir, workers=workers, token=token)
         for worker in workers.values():

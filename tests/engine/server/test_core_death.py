@@ -14,7 +14,7 @@ from tests.engine.server.conftest import ECHO_CORE, RunningWorker, StartWorker
 from tests.engine.server.echo_core import Mishap
 from tests.engine.server.test_answers import chunks_of
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 BODY = {"model": "tiny", "prompt": "one two three", "max_tokens": 50}
 

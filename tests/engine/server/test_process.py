@@ -19,6 +19,8 @@ import pytest
 from tests.engine.server.echo_core import Mishap
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.slow
+
 Worker = subprocess.Popen[bytes]
 
 
