@@ -1,0 +1,128 @@
+"""Which query rows attend where: the small tensors that a launch of paged attention reads."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from punica_kernels.triton_tiles import (
+    DECODE_ATTENTION,
+    PREFILL_ATTENTION,
+    AttentionTiles,
+    Family,
+    next_power_of_2,
+    num_context_splits,
+)
+
+_SMALLEST_BUCKET = 8
+
+
+class AttentionChunk(Protocol):
+    """One sequence's rows in the step.
+
+    context_len   tokens of the sequence that its last row sees, this chunk included
+    block_table   the sequence's block ids; at least context_len tokens long
+    """
+
+    @property
+    def row0(self) -> int: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def context_len(self) -> int: ...
+    @property
+    def block_table(self) -> Sequence[int]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryTiles:
+    """Query tokens that one launch takes, in tiles of at most `block_q` of one sequence.
+
+    lines       [num_tiles, 4] int32: first row, rows, tokens before the first row, sequence;
+                padding has 0 rows
+    num_splits  into how many parts each tile's context is cut
+    """
+
+    lines: Tensor
+    block_q: int
+    num_splits: int
+    tiles: AttentionTiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedPlan:
+    """How a step's rows attend; made once, used by every layer.
+
+    Chunks of one token and longer ones are launched apart: the first want little tiles and, when
+    they are few, many splits.
+
+    block_tables   [num_seqs, max_blocks] int32; what is behind a sequence's last block isn't read
+    """
+
+    launches: tuple[QueryTiles, ...]
+    block_tables: Tensor
+
+
+def plan_attention(
+    chunks: Sequence[AttentionChunk],
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    device: torch.device,
+    family: Family,
+) -> PagedPlan:
+    """Cut the chunks of a step into tiles, padded to powers of two."""
+    group = next_power_of_2(num_heads // num_kv_heads)
+    decodes = [index for index, chunk in enumerate(chunks) if chunk.num_tokens == 1]
+    longer = [index for index, chunk in enumerate(chunks) if chunk.num_tokens > 1]
+    launches = []
+    for members, tiles in (
+        (decodes, DECODE_ATTENTION[family]),
+        (longer, PREFILL_ATTENTION[family]),
+    ):
+        if members:
+            block_q = 1 if members is decodes else max(tiles.block_m // group, 1)
+            lines = [line for index in members for line in _lines(chunks[index], index, block_q)]
+            num_splits = num_context_splits(
+                num_programs=len(lines) * num_kv_heads,
+                longest_context=max(chunks[index].context_len for index in members),
+            )
+            launches.append(
+                QueryTiles(
+                    lines=_on_device(_padded(lines), device),
+                    block_q=block_q,
+                    num_splits=num_splits,
+                    tiles=tiles,
+                )
+            )
+    return PagedPlan(launches=tuple(launches), block_tables=_block_tables(chunks, device))
+
+
+def _lines(chunk: AttentionChunk, index: int, block_q: int) -> list[tuple[int, ...]]:
+    num_earlier = chunk.context_len - chunk.num_tokens
+    return [
+        (chunk.row0 + start, min(block_q, chunk.num_tokens - start), num_earlier + start, index)
+        for start in range(0, chunk.num_tokens, block_q)
+    ]
+
+
+def _padded(lines: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    bucket = max(next_power_of_2(len(lines)), _SMALLEST_BUCKET)
+    return [*lines, *[(0, 0, 0, 0)] * (bucket - len(lines))]
+
+
+def _block_tables(chunks: Sequence[AttentionChunk], device: torch.device) -> Tensor:
+    width = next_power_of_2(max(len(chunk.block_table) for chunk in chunks))
+    return _on_device(
+        [(*chunk.block_table, *[0] * (width - len(chunk.block_table))) for chunk in chunks],
+        device,
+    )
+
+
+def _on_device(lines: Sequence[tuple[int, ...]], device: torch.device) -> Tensor:
+    table = torch.tensor(lines, dtype=torch.int32)
+    if device.type != "cuda":
+        return table.to(device)
+    return table.pin_memory().to(device, non_blocking=True)
