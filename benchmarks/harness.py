@@ -5,7 +5,7 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -13,10 +13,11 @@ import httpx
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One request: which model, and the prompt as token ids."""
+    """One request: which model, the prompt as token ids, and what else its server wants to know."""
 
     model: str
     prompt_ids: list[int]
+    extra: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +78,7 @@ async def stream_completion(client: httpx.AsyncClient, call: Call, *, max_tokens
         "ignore_eos": True,
         "stream": True,
         "stream_options": {"include_usage": True},
+        **call.extra,
     }
     started_s = time.perf_counter()
     text_times_s: list[float] = []

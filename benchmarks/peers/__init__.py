@@ -1,0 +1,1 @@
+"""The systems that compare.py measures beside each other."""
