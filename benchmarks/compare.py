@@ -9,6 +9,7 @@ start; `--resume` goes on with such a file, with other peers, workloads or more 
 import argparse
 import json
 import signal
+import subprocess
 import sys
 import time
 from datetime import UTC, datetime
@@ -105,7 +106,7 @@ class Comparison:
             else:
                 assert issubclass(peer, BatchPeer)
                 measured = measure_batches(peer, setup, seed=seed, **common)
-        except RuntimeError as error:
+        except (RuntimeError, subprocess.CalledProcessError) as error:
             self._leave_out(peer, group.name, str(error))
             return
         about = {"round": number, "peer": peer.key, "group": group.name, "workloads": list(wanted)}

@@ -10,7 +10,6 @@ from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
-import httpx
 from compare_workloads import Group, Prompts, Request, Scale, prefix_requests, requests
 from harness import Call, Timing, run_level, stream_completion
 from peers.loraplex import Loraplex
@@ -20,6 +19,7 @@ from processes import MemoryWatch, OthersWatch
 
 WARM_TOKENS = 4
 BYSTANDERS = 4
+SLOW_SAMPLES_S = 2.0
 
 
 def measure_server(
@@ -35,6 +35,7 @@ def measure_server(
     """Run the workloads on a server that has started; returns what it and they took."""
     adapters = server.setup.adapters
     _warm_up(server, prompts, scale, seed)
+    server.memory.every_s = SLOW_SAMPLES_S
     levels: list[dict[str, Any]] = []
     for workload in workloads:
         if workload == "gateway":
@@ -82,6 +83,7 @@ def measure_batches(
     seed: str,
 ) -> dict[str, Any]:
     """Give a script the same levels; its process's memory is watched from outside."""
+    peer.prepare(setup)
     plan = peer.plan(
         setup,
         list(_planned(workloads, setup, prompts, scale, seed)),
@@ -97,6 +99,7 @@ def measure_batches(
             start_new_session=True,
         )
     memory = MemoryWatch(process.pid)
+    memory.every_s = SLOW_SAMPLES_S
     memory.start()
     try:
         start, *levels = _talk(peer.key, process, plan)
@@ -219,30 +222,27 @@ async def _cold_adapters(
     bystanders: list[Timing] = []
     others = OthersWatch(server.pid)
     ids = prompts.take(len(cold), num_tokens=scale.prompt_tokens, seed=f"{seed} cold")
-    async with httpx.AsyncClient(
-        base_url=server.url, timeout=httpx.Timeout(600), trust_env=False
-    ) as client:
 
-        async def keep_asking(number: int) -> None:
-            asked = prompts.take(512, num_tokens=scale.prompt_tokens, seed=f"{seed} by {number}")
-            for one in asked:
-                if ended.is_set():
-                    return
-                call = server.call(one, None)
-                timing = await stream_completion(client, call, max_tokens=scale.output_tokens)
-                bystanders.append(timing)
+    async def keep_asking(number: int) -> None:
+        asked = prompts.take(512, num_tokens=scale.prompt_tokens, seed=f"{seed} by {number}")
+        for one in asked:
+            if ended.is_set():
+                return
+            call = server.call(one, None)
+            timing = await stream_completion(server.url, call, max_tokens=scale.output_tokens)
+            bystanders.append(timing)
 
-        async def bring_in() -> list[tuple[float, float]]:
-            times = []
-            for adapter, one in zip(cold, ids, strict=True):
-                call = server.call(one, adapter)
-                times.append(await _bring_in(server, client, adapter, call))
-            ended.set()
-            return times
+    async def bring_in() -> list[tuple[float, float]]:
+        times = []
+        for adapter, one in zip(cold, ids, strict=True):
+            call = server.call(one, adapter)
+            times.append(await _bring_in(server, adapter, call))
+        ended.set()
+        return times
 
-        times, *_ = await asyncio.gather(
-            bring_in(), *(keep_asking(number) for number in range(BYSTANDERS))
-        )
+    times, *_ = await asyncio.gather(
+        bring_in(), *(keep_asking(number) for number in range(BYSTANDERS))
+    )
     firsts_s = [first for _, first in times]
     gaps_s = [gap for timing in bystanders for gap in _gaps(timing)]
     return {
@@ -257,14 +257,12 @@ async def _cold_adapters(
     }
 
 
-async def _bring_in(
-    server: ServerPeer, client: httpx.AsyncClient, adapter: Adapter, call: Call
-) -> tuple[float, float]:
+async def _bring_in(server: ServerPeer, adapter: Adapter, call: Call) -> tuple[float, float]:
     """Load an adapter and ask it; seconds until the load is answered, and until the first text."""
     started_s = time.perf_counter()
     await asyncio.to_thread(server.load, adapter)
     loaded_s = time.perf_counter()
-    timing = await stream_completion(client, call, max_tokens=WARM_TOKENS)
+    timing = await stream_completion(server.url, call, max_tokens=WARM_TOKENS)
     return loaded_s - started_s, timing.text_times_s[0] - started_s
 
 

@@ -1,14 +1,14 @@
 """Streams completions over HTTP at a fixed concurrency and says how long things took."""
 
 import asyncio
-import json
 import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
-import httpx
+from raw_stream import post
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,23 +52,19 @@ async def run_level(url: str, calls: Sequence[Call], *, concurrency: int, max_to
     """Send all calls, `concurrency` at a time, each the moment another has ended."""
     queue = iter(calls)
     timings: list[Timing] = []
-    limits = httpx.Limits(max_connections=concurrency)
-    async with httpx.AsyncClient(
-        base_url=url, timeout=httpx.Timeout(600), limits=limits, trust_env=False
-    ) as client:
 
-        async def one_after_another() -> None:
-            for call in queue:
-                timing = await stream_completion(client, call, max_tokens=max_tokens)
-                timings.append(timing)
+    async def one_after_another() -> None:
+        for call in queue:
+            timing = await stream_completion(url, call, max_tokens=max_tokens)
+            timings.append(timing)
 
-        started_s = time.perf_counter()
-        await asyncio.gather(*(one_after_another() for _ in range(concurrency)))
-        wall_s = time.perf_counter() - started_s
+    started_s = time.perf_counter()
+    await asyncio.gather(*(one_after_another() for _ in range(concurrency)))
+    wall_s = time.perf_counter() - started_s
     return summarise(timings, concurrency=concurrency, wall_s=wall_s)
 
 
-async def stream_completion(client: httpx.AsyncClient, call: Call, *, max_tokens: int) -> Timing:
+async def stream_completion(url: str, call: Call, *, max_tokens: int) -> Timing:
     """Stream one greedy completion of exactly `max_tokens` tokens."""
     body = {
         "model": call.model,
@@ -81,27 +77,21 @@ async def stream_completion(client: httpx.AsyncClient, call: Call, *, max_tokens
         **call.extra,
     }
     started_s = time.perf_counter()
+    answer = await post(url, "/v1/completions", body)
+    if answer.status != HTTPStatus.OK:
+        raise RuntimeError(f"{answer.status}: {answer.body.decode(errors='replace')[:500]}")
     text_times_s: list[float] = []
     num_tokens = 0
-    async with client.stream("POST", "/v1/completions", json=body) as response:
-        if response.is_error:
-            raise RuntimeError(f"{response.status_code}: {(await response.aread()).decode()}")
-        async for event in _events(response):
-            if event.get("error"):
-                raise RuntimeError(str(event["error"]))
-            if any(choice["text"] for choice in event["choices"]):
-                text_times_s.append(time.perf_counter())
-            if event.get("usage"):
-                num_tokens = event["usage"]["completion_tokens"]
+    for time_s, event in answer.events():
+        if event.get("error"):
+            raise RuntimeError(str(event["error"]))
+        if any(choice["text"] for choice in event["choices"]):
+            text_times_s.append(time_s)
+        if event.get("usage"):
+            num_tokens = event["usage"]["completion_tokens"]
     if num_tokens != max_tokens or not text_times_s:
         raise RuntimeError(f"{num_tokens} tokens came where {max_tokens} were asked for")
     return Timing(started_s=started_s, text_times_s=tuple(text_times_s), num_tokens=num_tokens)
-
-
-async def _events(response: httpx.Response) -> Any:
-    async for line in response.aiter_lines():
-        if line.startswith("data: ") and line != "data: [DONE]":
-            yield json.loads(line.removeprefix("data: "))
 
 
 def summarise(timings: Sequence[Timing], *, concurrency: int, wall_s: float) -> Level:

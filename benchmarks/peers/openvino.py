@@ -1,9 +1,10 @@
 """OpenVINO GenAI: its continuous batching, offline, in a process of its own environment."""
 
+import subprocess
 from pathlib import Path
 from typing import ClassVar
 
-from peers.peer import BatchPeer, missing_venv, venv_python
+from peers.peer import BatchPeer, Setup, missing_venv, venv_python
 
 VENV = "openvino"
 SCRIPT = Path(__file__).resolve().with_name("openvino_batches.py")
@@ -28,5 +29,13 @@ class OpenVino(BatchPeer):
         return missing_venv(VENV)
 
     @classmethod
+    def prepare(cls, setup: Setup) -> None:
+        with setup.log.open("w") as log:
+            subprocess.run(
+                [*cls.command(), str(setup.model_dir)], check=True, stdout=log, stderr=log
+            )
+
+    @classmethod
     def command(cls) -> list[str]:
-        return [str(venv_python(VENV)), str(SCRIPT)]
+        # -P: or this folder would hide the packages that its files are named after.
+        return [str(venv_python(VENV)), "-P", str(SCRIPT)]

@@ -18,6 +18,7 @@ import openvino
 import openvino_genai
 
 KV_BYTES_PER_TOKEN = 23_040  # of the default model in bf16
+PROPERTIES = {"INFERENCE_PRECISION_HINT": "bf16", "KV_CACHE_PRECISION": "bf16"}
 
 
 def converted(model_dir: Path) -> Path:
@@ -43,11 +44,7 @@ def open_pipeline(plan: dict[str, Any], folder: Path, adapter: Any) -> Any:
     needed_gib = plan["num_kv_tokens"] * KV_BYTES_PER_TOKEN / 2**30
     scheduler.cache_size = max(1, round(needed_gib))
     scheduler.max_num_seqs = max(level["concurrency"] for level in plan["levels"])
-    properties = {
-        "INFERENCE_PRECISION_HINT": "bf16",
-        "KV_CACHE_PRECISION": "bf16",
-        "INFERENCE_NUM_THREADS": plan["num_threads"],
-    }
+    properties = {**PROPERTIES, "INFERENCE_NUM_THREADS": plan["num_threads"]}
     if adapter is not None:
         properties["adapters"] = openvino_genai.AdapterConfig(adapter)
     return openvino_genai.ContinuousBatchingPipeline(folder, scheduler, "CPU", properties)
@@ -103,7 +100,13 @@ def run_level(
 
 
 def main() -> None:
-    """Run the plan: base levels on a pipeline without adapters, the rest on one with them."""
+    """Convert the model that is named, or run the plan.
+
+    Base levels run on a pipeline without adapters, the rest on one with them.
+    """
+    if sys.argv[1:]:
+        converted(Path(sys.argv[1]))
+        return
     plan = json.load(sys.stdin)
     folder = converted(Path(plan["model_dir"]))
     pipeline, adapter = None, None
@@ -116,7 +119,9 @@ def main() -> None:
             pipeline = open_pipeline(plan, folder, adapter)
             if level is plan["levels"][0]:
                 seconds = round(time.perf_counter() - started_s, 2)
-                print(json.dumps({"start_s": seconds}), flush=True)
+                flags = " ".join(f"{name}={value}" for name, value in PROPERTIES.items())
+                flags += f" INFERENCE_NUM_THREADS={plan['num_threads']}, the rest by default"
+                print(json.dumps({"start_s": seconds, "flags": flags}), flush=True)
             generate(pipeline, level["prompts"][:1], max_tokens=4, adapter=adapter)
         result = run_level(pipeline, level, max_tokens=plan["max_tokens"], adapter=adapter)
         print(json.dumps(result), flush=True)

@@ -73,6 +73,10 @@ class BatchPeer(Peer):
         """The script, which reads a plan as JSON on stdin."""
 
     @classmethod
+    def prepare(cls, setup: Setup) -> None:
+        """Whatever must be there first and isn't measured."""
+
+    @classmethod
     def plan(cls, setup: Setup, levels: list[dict[str, Any]], *, max_tokens: int) -> dict[str, Any]:
         """What the script is told."""
         return {
