@@ -159,6 +159,7 @@ def report(result: dict[str, Any]) -> str:
         f"{describe(result)}.",
         figures.ratio_table(found, TITLES),
         figures.speed_table(found, TITLES),
+        figures.prefix_table(found, TITLES),
         figures.cold_table(records, TITLES),
         figures.start_table(records, TITLES),
         figures.flag_list(records, TITLES),

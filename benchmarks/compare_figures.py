@@ -116,7 +116,28 @@ def ratio_table(found: Cells, titles: dict[str, str]) -> str:
         row = [_compared(found, target, size) for size in sizes]
         if any(shown != NOTHING for shown in row):
             lines.append(f"| {_sentence(target, titles)} | " + " | ".join(row) + " |")
-    return "\n".join(lines)
+    return "\n".join(lines) if len(lines) > 2 else ""
+
+
+def prefix_table(found: Cells, titles: dict[str, str]) -> str:
+    """What a prefix that is there already brings; empty if none was measured."""
+    lines = [
+        "| long prefix | system | TTFT, each its own | TTFT, a new one shared | TTFT, that again | "
+        "own : again |",
+        "|---|---|---|---|---|---|",
+    ]
+    for peer, workload, size in found:
+        name, _, kind = workload.rpartition(": ")
+        if kind != "again" or peer not in titles:
+            continue
+        own, new, again = (
+            found[peer, f"{name}: {one}", size].ttft_p50_s for one in ("own", "new", "again")
+        )
+        lines.append(
+            f"| {name} | {titles[peer]} | {own:.2f} s | {new:.2f} s | {again:.2f} s | "
+            f"{own / max(again, 1e-3):.1f} |"
+        )
+    return "\n".join(lines) if len(lines) > 2 else ""
 
 
 def start_table(records: Sequence[dict[str, Any]], titles: dict[str, str]) -> str:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from compare_figures import THROUGH, Target, cells, ratio, ratio_table
+from compare_figures import THROUGH, Target, cells, prefix_table, ratio, ratio_table
 
 BASE = Target(workload="base", peers=("slow", "fast"), at_least={8: 1.5})
 TITLES = {"loraplex": "Loraplex", "slow": "Slow", "fast": "Fast"}
@@ -75,3 +75,19 @@ def test_the_table_shows_only_targets_of_which_something_was_measured() -> None:
     assert "base, against V or W, the better" in lines[2]
     assert "1.25 (≥ 1.15)" in lines[2]
     assert THROUGH not in "".join(lines)
+
+
+def test_a_prefix_that_is_there_is_compared_with_one_of_each_requests_own() -> None:
+    records = [
+        record("loraplex", 1, workload=f"prefix: {kind}") for kind in ("own", "new", "again")
+    ]
+    records[0]["levels"][0]["ttft_p50_s"] = 9.0
+
+    assert prefix_table(cells(records), TITLES).splitlines()[-1].endswith("| 9.0 |")
+
+
+def test_a_table_of_what_wasnt_measured_is_empty() -> None:
+    found = cells([record("slow", 1)])
+
+    assert ratio_table(found, TITLES) == ""
+    assert prefix_table(found, TITLES) == ""
