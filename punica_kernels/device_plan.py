@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -51,7 +52,7 @@ class DevicePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleTables:
-    """The tables of one layer's module: where its first slice's column is in those of the arena.
+    """The tables of one layer's module: where its first slice stands in those of the arena.
 
     ranks, row0, scales   [capacity, num_columns] int32, int32, fp32; the slices of a layer's
                           module are neighbouring columns from column0 on
@@ -61,15 +62,20 @@ class ModuleTables:
     row0: Tensor
     scales: Tensor
     column0: int
-    arena_tables: ArenaTables
+    device_tables: DeviceTables
     module: str
 
     def column_tiles(self, block_n: int) -> Tensor:
         """Return [num_column_tiles, 3] int32: slice, first output column, columns."""
-        return self.arena_tables.column_tiles(self.module, block_n)
+        return self.device_tables.column_tiles(self.module, block_n)
+
+    @property
+    def column_alignment(self) -> int:
+        """Return a power of two, 16 at most, that every slice begins and ends at a multiple of."""
+        return math.gcd(16, *self.device_tables.arena.module(self.module).slice_out_features)
 
 
-class ArenaTables:
+class DeviceTables:
     """What the arena's tables say, on its device: one line per adapter, replaced when it changes.
 
     Only whoever plans a step refreshes it, before the step's first launch.
@@ -104,7 +110,7 @@ class ArenaTables:
             row0=self._row0,
             scales=self._scales,
             column0=self._columns[module] + layer * num_slices,
-            arena_tables=self,
+            device_tables=self,
             module=module,
         )
 
@@ -173,7 +179,7 @@ class ArenaTables:
         self._max_ranks[lora_index] = max_ranks
 
 
-def build_device_plan(plan: LoraPlan, *, tables: ArenaTables, block_m: int) -> DevicePlan:
+def build_device_plan(plan: LoraPlan, *, tables: DeviceTables, block_m: int) -> DevicePlan:
     """Cut the plan's segments into tiles and single rows, padded to powers of two."""
     tiles: list[tuple[int, ...]] = []
     rows: list[tuple[int, ...]] = []

@@ -1,7 +1,5 @@
 """The small steps of a layer, each one kernel that reads and writes its rows once."""
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -15,17 +13,17 @@ _MAX_BLOCK = 1024
 
 @triton.jit(do_not_specialize=["eps"])
 def norm_kernel(
-    x_ptr: Any,
-    residual_ptr: Any,
-    weight_ptr: Any,
-    out_ptr: Any,
-    eps: Any,
-    x_stride: Any,
-    x_head_stride: Any,
-    residual_stride: Any,
-    out_stride: Any,
-    out_head_stride: Any,
-    weight_stride: Any,
+    x_ptr: tl.tensor,
+    residual_ptr: tl.tensor,
+    weight_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    eps: tl.tensor,
+    x_stride: tl.tensor,
+    x_head_stride: tl.tensor,
+    residual_stride: tl.tensor,
+    out_stride: tl.tensor,
+    out_head_stride: tl.tensor,
+    weight_stride: tl.tensor,
     WIDTH: tl.constexpr,
     BLOCK_W: tl.constexpr,
     ADDS_RESIDUAL: tl.constexpr,
@@ -52,11 +50,11 @@ def norm_kernel(
 
 @triton.jit
 def rotary_kernel(
-    x_ptr: Any,
-    cos_ptr: Any,
-    sin_ptr: Any,
-    x_stride: Any,
-    cos_stride: Any,
+    x_ptr: tl.tensor,
+    cos_ptr: tl.tensor,
+    sin_ptr: tl.tensor,
+    x_stride: tl.tensor,
+    cos_stride: tl.tensor,
     NUM_HEADS: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK_E: tl.constexpr,
@@ -79,11 +77,11 @@ def rotary_kernel(
 
 @triton.jit
 def silu_mul_kernel(
-    gate_up_ptr: Any,
-    out_ptr: Any,
-    width: Any,
-    gate_up_stride: Any,
-    out_stride: Any,
+    gate_up_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    width: tl.tensor,
+    gate_up_stride: tl.tensor,
+    out_stride: tl.tensor,
     BLOCK_W: tl.constexpr,
 ) -> None:
     """Gate BLOCK_W columns of one row."""

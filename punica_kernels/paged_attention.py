@@ -1,7 +1,5 @@
 """Attention over paged K and V: chunks of any length, grouped query heads, long contexts split."""
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -16,7 +14,9 @@ _MIN_DOT_ROWS = 16
 
 
 @triton.jit
-def split_range(stop: Any, split: Any, NUM_SPLITS: tl.constexpr, BLOCK_N: tl.constexpr) -> Any:
+def split_range(
+    stop: tl.tensor, split: tl.tensor, NUM_SPLITS: tl.constexpr, BLOCK_N: tl.constexpr
+) -> tl.tensor:
     """Return first and last + 1 KV position of a split of positions 0 … stop; may be empty."""
     length = tl.cdiv(tl.cdiv(stop, NUM_SPLITS), BLOCK_N) * BLOCK_N
     begin = split * length
@@ -25,22 +25,22 @@ def split_range(stop: Any, split: Any, NUM_SPLITS: tl.constexpr, BLOCK_N: tl.con
 
 @triton.jit(do_not_specialize=["scale"])
 def attention_kernel(
-    q_ptr: Any,
-    k_ptr: Any,
-    v_ptr: Any,
-    out_ptr: Any,
-    part_ptr: Any,
-    peak_ptr: Any,
-    lines_ptr: Any,
-    tables_ptr: Any,
-    scale: Any,
-    q_stride: Any,
-    out_stride: Any,
-    kv_block_stride: Any,
-    kv_offset_stride: Any,
-    kv_head_stride: Any,
-    table_stride: Any,
-    num_heads: Any,
+    q_ptr: tl.tensor,
+    k_ptr: tl.tensor,
+    v_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    part_ptr: tl.tensor,
+    peak_ptr: tl.tensor,
+    lines_ptr: tl.tensor,
+    tables_ptr: tl.tensor,
+    scale: tl.tensor,
+    q_stride: tl.tensor,
+    out_stride: tl.tensor,
+    kv_block_stride: tl.tensor,
+    kv_offset_stride: tl.tensor,
+    kv_head_stride: tl.tensor,
+    table_stride: tl.tensor,
+    num_heads: tl.tensor,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     GROUP: tl.constexpr,
@@ -113,12 +113,12 @@ def attention_kernel(
 
 @triton.jit
 def combine_kernel(
-    part_ptr: Any,
-    peak_ptr: Any,
-    out_ptr: Any,
-    lines_ptr: Any,
-    out_stride: Any,
-    num_heads: Any,
+    part_ptr: tl.tensor,
+    peak_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    lines_ptr: tl.tensor,
+    out_stride: tl.tensor,
+    num_heads: tl.tensor,
     HEAD_DIM: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_D: tl.constexpr,

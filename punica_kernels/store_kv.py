@@ -1,7 +1,5 @@
 """Writes a step's K and V into their cells."""
 
-from typing import Any
-
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -12,16 +10,16 @@ from punica_kernels.triton_tiles import next_power_of_2
 
 @triton.jit
 def store_kernel(
-    k_ptr: Any,
-    v_ptr: Any,
-    k_cells_ptr: Any,
-    v_cells_ptr: Any,
-    slots_ptr: Any,
-    k_stride: Any,
-    v_stride: Any,
-    block_stride: Any,
-    offset_stride: Any,
-    head_stride: Any,
+    k_ptr: tl.tensor,
+    v_ptr: tl.tensor,
+    k_cells_ptr: tl.tensor,
+    v_cells_ptr: tl.tensor,
+    slots_ptr: tl.tensor,
+    k_stride: tl.tensor,
+    v_stride: tl.tensor,
+    block_stride: tl.tensor,
+    offset_stride: tl.tensor,
+    head_stride: tl.tensor,
     BLOCK_SIZE: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,

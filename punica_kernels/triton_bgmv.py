@@ -3,8 +3,6 @@
 A row meets each weight once, so there is nothing to reuse and the memory sets the pace.
 """
 
-from typing import Any
-
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -17,23 +15,23 @@ from punica_kernels.triton_tiles import RowTiles
 
 @triton.jit(do_not_specialize=["column0", "num_rank_tiles"])
 def row_shrink_kernel(
-    x_ptr: Any,
-    a_ptr: Any,
-    v_ptr: Any,
-    rows_ptr: Any,
-    ranks_ptr: Any,
-    row0_ptr: Any,
-    column0: Any,
-    num_rank_tiles: Any,
-    table_stride: Any,
-    x_stride: Any,
-    a_slice_stride: Any,
-    a_stride: Any,
-    v_split_stride: Any,
-    v_slice_stride: Any,
-    v_stride: Any,
-    in_features: Any,
-    split_features: Any,
+    x_ptr: tl.tensor,
+    a_ptr: tl.tensor,
+    v_ptr: tl.tensor,
+    rows_ptr: tl.tensor,
+    ranks_ptr: tl.tensor,
+    row0_ptr: tl.tensor,
+    column0: tl.tensor,
+    num_rank_tiles: tl.tensor,
+    table_stride: tl.tensor,
+    x_stride: tl.tensor,
+    a_slice_stride: tl.tensor,
+    a_stride: tl.tensor,
+    v_split_stride: tl.tensor,
+    v_slice_stride: tl.tensor,
+    v_stride: tl.tensor,
+    in_features: tl.tensor,
+    split_features: tl.tensor,
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ) -> None:
@@ -61,26 +59,27 @@ def row_shrink_kernel(
         a = tl.load(a_rows + k[None, :], mask=a_mask, other=0.0).to(tl.float32)
         acc += a * x[None, :]
     v_row = v_ptr + split.to(tl.int64) * v_split_stride + slice_index.to(tl.int64) * v_slice_stride
-    tl.store(v_row + row * v_stride + r, tl.sum(acc, axis=1), mask=r < rank)
+    tl.store(v_row + row * v_stride + r, tl.sum(acc, axis=1))  # zeros behind the rank
 
 
 @triton.jit(do_not_specialize=["column0"])
 def row_expand_kernel(
-    v_ptr: Any,
-    b_ptr: Any,
-    y_ptr: Any,
-    rows_ptr: Any,
-    columns_ptr: Any,
-    ranks_ptr: Any,
-    row0_ptr: Any,
-    scales_ptr: Any,
-    column0: Any,
-    table_stride: Any,
-    v_split_stride: Any,
-    v_slice_stride: Any,
-    v_stride: Any,
-    b_stride: Any,
-    y_stride: Any,
+    v_ptr: tl.tensor,
+    b_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    rows_ptr: tl.tensor,
+    columns_ptr: tl.tensor,
+    ranks_ptr: tl.tensor,
+    row0_ptr: tl.tensor,
+    scales_ptr: tl.tensor,
+    column0: tl.tensor,
+    table_stride: tl.tensor,
+    v_split_stride: tl.tensor,
+    v_slice_stride: tl.tensor,
+    v_stride: tl.tensor,
+    b_stride: tl.tensor,
+    y_stride: tl.tensor,
+    COLUMN_ALIGNMENT: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -92,23 +91,25 @@ def row_expand_kernel(
     if lora_index < 0:
         return
     slice_index = tl.load(columns_ptr + column_tile * 3)
+    first_column = tl.multiple_of(tl.load(columns_ptr + column_tile * 3 + 1), COLUMN_ALIGNMENT)
+    num_columns = tl.multiple_of(tl.load(columns_ptr + column_tile * 3 + 2), COLUMN_ALIGNMENT)
     entry = lora_index * table_stride + column0 + slice_index
     rank = tl.load(ranks_ptr + entry)
     if rank == 0:
         return
     n = tl.arange(0, BLOCK_N)
-    column = tl.load(columns_ptr + column_tile * 3 + 1) + n
-    column_mask = n < tl.load(columns_ptr + column_tile * 3 + 2)
+    column = first_column + n
+    column_mask = n < num_columns
     row0 = tl.load(row0_ptr + entry)
     v_row = v_ptr + slice_index.to(tl.int64) * v_slice_stride + row * v_stride
     acc = tl.zeros((BLOCK_R, BLOCK_N), dtype=tl.float32)
     for rank0 in range(0, rank, BLOCK_R):
         r = rank0 + tl.arange(0, BLOCK_R)
-        v = tl.load(v_row + r, mask=r < rank, other=0.0)
+        v = tl.load(v_row + r)
         v_part = v_row + r
         for _ in tl.static_range(1, NUM_SPLITS):
             v_part += v_split_stride
-            v += tl.load(v_part, mask=r < rank, other=0.0)
+            v += tl.load(v_part)
         b_rows = b_ptr + (row0 + r).to(tl.int64)[:, None] * b_stride
         b_mask = (r < rank)[:, None] & column_mask[None, :]
         b = tl.load(b_rows + column[None, :], mask=b_mask, other=0.0).to(tl.float32)
@@ -123,11 +124,12 @@ def row_shrink(
     x: Tensor, v: Tensor, *, a: Tensor, tables: ModuleTables, plan: DevicePlan, tiles: RowTiles
 ) -> None:
     """Do what shrink does, for the plan's single rows; shapes as there."""
-    num_splits, num_slices, _, max_rank = v.shape
+    num_splits, num_slices, _, rank_width = v.shape
     check_rows(x, a, v)
     check_table(plan.rows, 2)
     assert a.dtype is x.dtype, "the arena is in the base's format"
-    num_rank_tiles = triton.cdiv(max_rank, tiles.block_r)
+    assert rank_width % tiles.block_r == 0, "ranks are computed in whole tiles"
+    num_rank_tiles = rank_width // tiles.block_r
     row_shrink_kernel[plan.rows.shape[0], num_slices * num_rank_tiles, num_splits](
         x,
         a,
@@ -176,6 +178,7 @@ def row_expand(
         v.stride(2),
         b.stride(0),
         y.stride(0),
+        COLUMN_ALIGNMENT=tables.column_alignment,
         NUM_SPLITS=v.shape[0],
         BLOCK_R=tiles.block_r,
         BLOCK_N=tiles.block_n,

@@ -1,7 +1,5 @@
 """Chunked SGMV, second half: out of the rank space, scaled, onto the module's output."""
 
-from typing import Any
-
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -13,21 +11,22 @@ from punica_kernels.triton_tiles import LoraTiles
 
 @triton.jit(do_not_specialize=["column0"])
 def expand_kernel(
-    v_ptr: Any,
-    b_ptr: Any,
-    y_ptr: Any,
-    tiles_ptr: Any,
-    columns_ptr: Any,
-    ranks_ptr: Any,
-    row0_ptr: Any,
-    scales_ptr: Any,
-    column0: Any,
-    table_stride: Any,
-    v_split_stride: Any,
-    v_slice_stride: Any,
-    v_stride: Any,
-    b_stride: Any,
-    y_stride: Any,
+    v_ptr: tl.tensor,
+    b_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    tiles_ptr: tl.tensor,
+    columns_ptr: tl.tensor,
+    ranks_ptr: tl.tensor,
+    row0_ptr: tl.tensor,
+    scales_ptr: tl.tensor,
+    column0: tl.tensor,
+    table_stride: tl.tensor,
+    v_split_stride: tl.tensor,
+    v_slice_stride: tl.tensor,
+    v_stride: tl.tensor,
+    b_stride: tl.tensor,
+    y_stride: tl.tensor,
+    COLUMN_ALIGNMENT: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -40,6 +39,8 @@ def expand_kernel(
     first_row = tl.load(tiles_ptr + tile * 3)
     num_rows = tl.load(tiles_ptr + tile * 3 + 1)
     slice_index = tl.load(columns_ptr + column_tile * 3)
+    first_column = tl.multiple_of(tl.load(columns_ptr + column_tile * 3 + 1), COLUMN_ALIGNMENT)
+    num_columns = tl.multiple_of(tl.load(columns_ptr + column_tile * 3 + 2), COLUMN_ALIGNMENT)
     entry = tl.load(tiles_ptr + tile * 3 + 2) * table_stride + column0 + slice_index
     rank = tl.load(ranks_ptr + entry)
     if (num_rows == 0) | (rank == 0):
@@ -47,20 +48,20 @@ def expand_kernel(
     m = tl.arange(0, BLOCK_M)
     n = tl.arange(0, BLOCK_N)
     row_mask = (m < num_rows)[:, None]
-    column_mask = (n < tl.load(columns_ptr + column_tile * 3 + 2))[None, :]
+    column_mask = (n < num_columns)[None, :]
     row = (first_row + m).to(tl.int64)[:, None]
-    column = (tl.load(columns_ptr + column_tile * 3 + 1) + n)[None, :]
+    column = (first_column + n)[None, :]
     row0 = tl.load(row0_ptr + entry)
     v_rows = v_ptr + slice_index.to(tl.int64) * v_slice_stride + row * v_stride
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for rank0 in range(0, rank, BLOCK_R):
         r = rank0 + tl.arange(0, BLOCK_R)
-        v_mask = row_mask & (r < rank)[None, :]
-        v = tl.load(v_rows + r[None, :], mask=v_mask, other=0.0)
+        # Behind the rank v is 0, up to a whole step.
+        v = tl.load(v_rows + r[None, :], mask=row_mask, other=0.0)
         v_part = v_rows + r[None, :]
         for _ in tl.static_range(1, NUM_SPLITS):
             v_part += v_split_stride
-            v += tl.load(v_part, mask=v_mask, other=0.0)
+            v += tl.load(v_part, mask=row_mask, other=0.0)
         b_rows = b_ptr + (row0 + r).to(tl.int64)[:, None] * b_stride
         b = tl.load(b_rows + column, mask=(r < rank)[:, None] & column_mask, other=0.0)
         acc = dot(v, b.to(tl.float32), acc, WIDEN, PRECISION)
@@ -78,7 +79,7 @@ def expand(
 
         y[t, columns of slice] += scale · (Σ_split v[split, slice, t]) @ b[span, columns of slice]
 
-    v  [num_splits, num_slices, num_tokens, max_rank] fp32; splits are added in their order
+    v  [num_splits, num_slices, num_tokens, rank_width] fp32; splits are added in their order
     b  [num_rows, out], a layer of the arena
     y  [num_tokens, out]; rounded to its format once
     """
@@ -102,10 +103,12 @@ def expand(
         v.stride(2),
         b.stride(0),
         y.stride(0),
+        COLUMN_ALIGNMENT=tables.column_alignment,
         NUM_SPLITS=v.shape[0],
         BLOCK_M=tiles.block_m,
         BLOCK_R=tiles.block_r,
         BLOCK_N=tiles.block_n,
         **dot_options(b.dtype),
-        **launch_options(num_warps=tiles.num_warps, num_stages=tiles.num_stages),
+        # Few ranks are few steps, not worth a pipeline.
+        **launch_options(num_warps=tiles.expand_warps, num_stages=1),
     )

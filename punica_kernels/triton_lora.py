@@ -5,8 +5,8 @@ from torch import Tensor
 
 from punica_kernels.arena import Arena
 from punica_kernels.device_plan import (
-    ArenaTables,
     DevicePlan,
+    DeviceTables,
     ModuleTables,
     build_device_plan,
     longest_segment,
@@ -19,6 +19,8 @@ from punica_kernels.triton_tiles import (
     LONG_LORA,
     ROW_LORA,
     SHORT_LORA,
+    LoraTiles,
+    RowTiles,
     family_of,
     lora_tiles,
     num_feature_splits,
@@ -34,7 +36,7 @@ class TritonLora:
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
-        self.tables = ArenaTables(arena)
+        self.tables = DeviceTables(arena)
         self._family = family_of(arena.device)
 
     def plan(self, plan: LoraPlan) -> DevicePlan:
@@ -69,7 +71,7 @@ class TritonLora:
         self, y: Tensor, x: Tensor, *, a: Tensor, b: Tensor, tables: ModuleTables, plan: DevicePlan
     ) -> None:
         tiles = ROW_LORA[self._family]
-        v = _rank_space(x, a, plan=plan, max_splits=tiles.max_splits)
+        v = _rank_space(x, a, plan=plan, tiles=tiles)
         row_shrink(x, v, a=a, tables=tables, plan=plan, tiles=tiles)
         row_expand(v, y, b=b, tables=tables, plan=plan, tiles=tiles)
 
@@ -78,7 +80,7 @@ class TritonLora:
     ) -> None:
         short = SHORT_LORA[self._family]
         tiles = short if plan.block_m == short.block_m else LONG_LORA[self._family]
-        v = _rank_space(x, a, plan=plan, max_splits=tiles.max_splits)
+        v = _rank_space(x, a, plan=plan, tiles=tiles)
         shrink(x, v, a=a, tables=tables, plan=plan, tiles=tiles)
         expand(v, y, b=b, tables=tables, plan=plan, tiles=tiles)
 
@@ -91,8 +93,9 @@ def add_lora(
     lora.add_lora(y, x, module=module, layer=layer, plan=lora.plan(plan))
 
 
-def _rank_space(x: Tensor, a: Tensor, *, plan: DevicePlan, max_splits: int) -> Tensor:
-    """Return v [num_splits, num_slices, num_tokens, max_rank] fp32, not initialised."""
-    num_splits = num_feature_splits(x.shape[1], max_splits)
-    shape = (num_splits, a.shape[0], plan.num_tokens, plan.max_rank)
+def _rank_space(x: Tensor, a: Tensor, *, plan: DevicePlan, tiles: LoraTiles | RowTiles) -> Tensor:
+    """Return v [num_splits, num_slices, num_tokens, rank_width] fp32, not initialised."""
+    num_splits = num_feature_splits(x.shape[1], tiles.max_splits)
+    # Both are powers of two.
+    shape = (num_splits, a.shape[0], plan.num_tokens, max(plan.max_rank, tiles.block_r))
     return torch.empty(shape, dtype=torch.float32, device=x.device)

@@ -1,7 +1,5 @@
 """Chunked SGMV, first half: every tile of a segment into its adapter's rank space."""
 
-from typing import Any
-
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -13,23 +11,23 @@ from punica_kernels.triton_tiles import LoraTiles
 
 @triton.jit(do_not_specialize=["column0", "num_rank_tiles"])
 def shrink_kernel(
-    x_ptr: Any,
-    a_ptr: Any,
-    v_ptr: Any,
-    tiles_ptr: Any,
-    ranks_ptr: Any,
-    row0_ptr: Any,
-    column0: Any,
-    num_rank_tiles: Any,
-    table_stride: Any,
-    x_stride: Any,
-    a_slice_stride: Any,
-    a_stride: Any,
-    v_split_stride: Any,
-    v_slice_stride: Any,
-    v_stride: Any,
-    in_features: Any,
-    split_features: Any,
+    x_ptr: tl.tensor,
+    a_ptr: tl.tensor,
+    v_ptr: tl.tensor,
+    tiles_ptr: tl.tensor,
+    ranks_ptr: tl.tensor,
+    row0_ptr: tl.tensor,
+    column0: tl.tensor,
+    num_rank_tiles: tl.tensor,
+    table_stride: tl.tensor,
+    x_stride: tl.tensor,
+    a_slice_stride: tl.tensor,
+    a_stride: tl.tensor,
+    v_split_stride: tl.tensor,
+    v_slice_stride: tl.tensor,
+    v_stride: tl.tensor,
+    in_features: tl.tensor,
+    split_features: tl.tensor,
     BLOCK_M: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -62,7 +60,8 @@ def shrink_kernel(
         acc = dot(x, tl.trans(a), acc, WIDEN, PRECISION)
     v_tile = v_ptr + split.to(tl.int64) * v_split_stride + slice_index.to(tl.int64) * v_slice_stride
     v_place = v_tile + row[:, None] * v_stride + r[None, :]
-    tl.store(v_place, acc, mask=row_mask & (r < rank)[None, :])
+    # Behind the rank stand zeros, so that an expand can read whole steps.
+    tl.store(v_place, acc, mask=row_mask)
 
 
 def shrink(
@@ -74,14 +73,16 @@ def shrink(
 
     x  [num_tokens, in]
     a  [num_slices, num_rows, in], a layer of the arena
-    v  [num_splits, num_slices, num_tokens, max_rank] fp32; written up to each adapter's own rank
+    v  [num_splits, num_slices, num_tokens, rank_width] fp32, rank_width a multiple of block_r;
+       written up to each adapter's own rank, and zeros up to a multiple of block_r
     """
-    num_splits, num_slices, _, max_rank = v.shape
+    num_splits, num_slices, _, rank_width = v.shape
     check_rows(x, a, v)
     check_table(plan.tiles, 3)
     assert a.dtype is x.dtype, "the arena is in the base's format"
     assert plan.block_m == tiles.block_m, "the plan was cut for these tiles"
-    num_rank_tiles = triton.cdiv(max_rank, tiles.block_r)
+    assert rank_width % tiles.block_r == 0, "ranks are computed in whole tiles"
+    num_rank_tiles = rank_width // tiles.block_r
     shrink_kernel[plan.tiles.shape[0], num_slices * num_rank_tiles, num_splits](
         x,
         a,
@@ -104,7 +105,7 @@ def shrink(
         BLOCK_R=tiles.block_r,
         BLOCK_K=tiles.block_k,
         **dot_options(x.dtype),
-        **launch_options(num_warps=tiles.num_warps, num_stages=tiles.num_stages),
+        **launch_options(num_warps=tiles.shrink_warps, num_stages=tiles.num_stages),
     )
 
 

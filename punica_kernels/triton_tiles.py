@@ -34,7 +34,8 @@ class LoraTiles:
     block_k: int
     block_n: int
     max_splits: int
-    num_warps: int
+    shrink_warps: int
+    expand_warps: int
     num_stages: int
 
 
@@ -65,20 +66,35 @@ class AttentionTiles:
 
 # Segments of a decode are short: small row tiles, many splits of K. A prefill has rows enough.
 _SHORT = LoraTiles(
-    block_m=16, block_r=16, block_k=128, block_n=128, max_splits=8, num_warps=4, num_stages=3
+    block_m=16,
+    block_r=16,
+    block_k=128,
+    block_n=128,
+    max_splits=8,
+    shrink_warps=4,
+    expand_warps=4,
+    num_stages=3,
 )
 _LONG = LoraTiles(
-    block_m=64, block_r=32, block_k=64, block_n=128, max_splits=4, num_warps=4, num_stages=3
+    block_m=64,
+    block_r=32,
+    block_k=64,
+    block_n=128,
+    max_splits=2,
+    shrink_warps=4,
+    expand_warps=8,
+    num_stages=3,
 )
 _ROW = RowTiles(block_r=16, block_k=256, block_n=256, max_splits=8, num_warps=4)
 _DECODE = AttentionTiles(block_m=16, block_n=64, num_warps=4, num_stages=2)
 _PREFILL = AttentionTiles(block_m=64, block_n=64, num_warps=4, num_stages=2)
+_PREFILL_SM_80 = AttentionTiles(block_m=64, block_n=64, num_warps=8, num_stages=2)
 
 SHORT_LORA = dict.fromkeys(Family, _SHORT)
 LONG_LORA = dict.fromkeys(Family, _LONG)
 ROW_LORA = dict.fromkeys(Family, _ROW)
 DECODE_ATTENTION = dict.fromkeys(Family, _DECODE)
-PREFILL_ATTENTION = dict.fromkeys(Family, _PREFILL)
+PREFILL_ATTENTION = dict.fromkeys(Family, _PREFILL) | {Family.SM_80: _PREFILL_SM_80}
 
 
 def family_of(device: torch.device) -> Family:
