@@ -8,22 +8,26 @@ start; `--resume` goes on with such a file, with other peers, workloads or more 
 
 import argparse
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import compare_figures as figures
+import httpx
 from compare_levels import measure_batches, measure_server
 from compare_plot import draw
 from compare_workloads import Group, Prompts, Scale, groups, write_adapters
 from peers.llama_cpp import LlamaCpp
-from peers.loraplex import Loraplex
+from peers.loraplex import STATE_DIR, Loraplex
 from peers.openvino import OpenVino
-from peers.peer import PEERS_DIR, BatchPeer, Peer, Setup
+from peers.peer import PEERS_DIR, Adapter, BatchPeer, Peer, Setup
 from peers.peft import Peft
 from peers.server import ServerPeer
 from peers.vllm import Vllm, VllmWithPreloads
@@ -43,6 +47,7 @@ QUICK = {"prompt_tokens": 32, "output_tokens": 8, "prefix_tokens": 96, "num_cold
 NUM_THREADS = 2
 COLD_SEED = 10_000
 EVERYTHING = "everything"
+FAILURES = (RuntimeError, OSError, subprocess.SubprocessError, httpx.HTTPError)
 
 
 class Comparison:
@@ -55,25 +60,49 @@ class Comparison:
         self._gguf = find_default_model()
         self._model_dir = convert_gguf(self._gguf, models_dir=PEERS_DIR / "models", progress=print)
         self._prompts = Prompts(self._model_dir)
+        # Loraplex keeps what it has been given, and adapters that come in cold must be new to it.
+        shutil.rmtree(STATE_DIR, ignore_errors=True)
 
     def run(self, *, peers: list[str], workloads: tuple[str, ...], num_rounds: int) -> None:
         """Measure round by round; a start that fails is said, and its system left out."""
+        self._make_files([PEERS[key] for key in peers], workloads, num_rounds)
         for number in range(1, num_rounds + 1):
             first = (number - 1) % max(1, len(peers))
             for key in [*peers[first:], *peers[:first]]:
                 self._run_peer(PEERS[key], number, workloads)
 
-    def _run_peer(self, peer: type[Peer], number: int, workloads: tuple[str, ...]) -> None:
+    def _make_files(
+        self, peers: list[type[Peer]], workloads: tuple[str, ...], num_rounds: int
+    ) -> None:
+        """Write all that any start will read, so that no disk is busy with it later."""
+        for peer in peers:
+            for group, _ in self._starts(peer, workloads):
+                try:
+                    peer.make_files(self._setup(group, peer))
+                except FAILURES as error:
+                    self._leave_out(peer, group.name, str(error))
+        for number in range(1, num_rounds + 1):
+            self._cold_adapters(number)
+        os.sync()
+
+    def _starts(
+        self, peer: type[Peer], workloads: tuple[str, ...]
+    ) -> Iterator[tuple[Group, tuple[str, ...]]]:
+        """The groups that a peer is started for, each with the workloads wanted of it."""
         if (why := peer.missing()) is not None:
             self._leave_out(peer, EVERYTHING, why)
             return
-        for name in set(workloads) & set(peer.cannot):
-            self._leave_out(peer, name, peer.cannot[name])
+        for name in workloads:
+            if name in peer.cannot:
+                self._leave_out(peer, name, peer.cannot[name])
         for group in groups(self._scale):
             wanted = peer.workloads(tuple(name for name in group.workloads if name in workloads))
-            if not wanted or self._is_done(peer, group, number, wanted):
-                continue
-            if not self._is_left_out(peer, group.name):
+            if wanted and not self._is_left_out(peer, group.name):
+                yield group, wanted
+
+    def _run_peer(self, peer: type[Peer], number: int, workloads: tuple[str, ...]) -> None:
+        for group, wanted in self._starts(peer, workloads):
+            if not self._is_done(peer, group, number, wanted):
                 print(f"round {number}, {peer.title}, {group.name}", flush=True)
                 self._run_group(peer, group, number, wanted)
 
@@ -90,28 +119,37 @@ class Comparison:
         self, peer: type[Peer], group: Group, number: int, wanted: tuple[str, ...]
     ) -> None:
         setup = self._setup(group, peer)
-        seed = f"{peer.key} {number}"
+        seed = f"round {number}"  # the same prompts for every system
         common = {"workloads": wanted, "prompts": self._prompts, "scale": self._scale}
         time.sleep(self._scale.pause_s)
         try:
             if issubclass(peer, ServerPeer):
-                cold = write_adapters(
-                    self._scale.num_cold,
-                    lora_ranks=(16,),
-                    model_dir=self._model_dir,
-                    first_seed=self._first_cold_seed(number),
-                )
+                cold = self._cold_adapters(number)
                 with peer(setup) as server:
                     measured = measure_server(server, group, cold=cold, seed=seed, **common)
             else:
                 assert issubclass(peer, BatchPeer)
                 measured = measure_batches(peer, setup, seed=seed, **common)
-        except (RuntimeError, subprocess.CalledProcessError) as error:
+        except FAILURES as error:
             self._leave_out(peer, group.name, str(error))
             return
-        about = {"round": number, "peer": peer.key, "group": group.name, "workloads": list(wanted)}
+        about = {
+            "round": number,
+            "peer": peer.key,
+            "group": group.name,
+            "workloads": list(wanted),
+            "commit": self.result["commit"],
+        }
         self.result["records"].append(about | measured)
         self._write()
+
+    def _cold_adapters(self, number: int) -> tuple[Adapter, ...]:
+        return write_adapters(
+            self._scale.num_cold,
+            lora_ranks=(16,),
+            model_dir=self._model_dir,
+            first_seed=COLD_SEED + number * self._scale.num_cold,
+        )
 
     def _setup(self, group: Group, peer: type[Peer]) -> Setup:
         logs = PEERS_DIR / "logs"
@@ -128,11 +166,6 @@ class Comparison:
             num_threads=NUM_THREADS,
             log=logs / f"{peer.key}-{group.name}.log",
         )
-
-    def _first_cold_seed(self, number: int) -> int:
-        """Never the same twice: Loraplex keeps what it has once been given."""
-        started = int(datetime.fromisoformat(self.result["date"]).timestamp())
-        return COLD_SEED + (started % 10_000_000) * 100 + number * self._scale.num_cold
 
     def _is_left_out(self, peer: type[Peer], what: str) -> bool:
         return any(

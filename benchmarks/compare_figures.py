@@ -257,4 +257,7 @@ def _sentence(target: Target, titles: dict[str, str]) -> str:
 
 def _seconds(found: Sequence[dict[str, Any]], name: str) -> str:
     values = [one[name] for one in found if one.get(name)]
-    return f"{statistics.median(values):.1f} s" if values else NOTHING
+    if not values:
+        return NOTHING
+    worst = f", at worst {max(values):.1f}" if len(values) > 1 else ""
+    return f"{statistics.median(values):.1f} s{worst}"

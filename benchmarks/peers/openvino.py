@@ -29,7 +29,7 @@ class OpenVino(BatchPeer):
         return missing_venv(VENV)
 
     @classmethod
-    def prepare(cls, setup: Setup) -> None:
+    def make_files(cls, setup: Setup) -> None:
         with setup.log.open("w") as log:
             subprocess.run(
                 [*cls.command(), str(setup.model_dir)], check=True, stdout=log, stderr=log

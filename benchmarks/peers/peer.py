@@ -58,6 +58,10 @@ class Peer(ABC):
     def missing(cls) -> str | None:
         """Why it can't run here, in words; None if it can."""
 
+    @classmethod  # noqa: B027  most read the files as they are
+    def make_files(cls, setup: Setup) -> None:
+        """Write the model and the adapters in its own format, if it has one; not measured."""
+
     @classmethod
     def workloads(cls, wanted: tuple[str, ...]) -> tuple[str, ...]:
         """The wanted ones that it can do; only Loraplex has a gateway to go past."""
@@ -71,10 +75,6 @@ class BatchPeer(Peer):
     @abstractmethod
     def command(cls) -> list[str]:
         """The script, which reads a plan as JSON on stdin."""
-
-    @classmethod
-    def prepare(cls, setup: Setup) -> None:
-        """Whatever must be there first and isn't measured."""
 
     @classmethod
     def plan(cls, setup: Setup, levels: list[dict[str, Any]], *, max_tokens: int) -> dict[str, Any]:
