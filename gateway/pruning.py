@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from anyio import to_thread
 
 from adapters.manifest import lora_id
-from adapters.record import VersionState
+from adapters.record import AdapterRecord, VersionState
 from adapters.registry import AdapterRegistry
 from adapters.store import AdapterStore
 from gateway.background import Background
@@ -28,7 +28,8 @@ class Pruner:
     """Takes versions away from workers and from the store, in the background.
 
     Only digests that no living record names leave the store; also when the same content is being
-    published again under our hands.
+    published again under our hands. A worker is asked to unload only what isn't routable under
+    that name at that moment: content that was given up may have come back.
     """
 
     def __init__(
@@ -103,9 +104,12 @@ class Pruner:
         return False
 
     async def _unload_everywhere(self, name: str, digests: Collection[str]) -> None:
-        for worker in self._pool.views():
-            for digest in digests:
-                await self._unload(worker, lora_id(name, digest))
+        """Have all workers unload at once, since each may take as long as its requests last."""
+        record = await self._registry.get(name)
+        wanted = set() if record is None else _wanted_digests(record)
+        versions = [lora_id(name, digest) for digest in digests if digest not in wanted]
+        unloads = [self._unload(w, version) for w in self._pool.views() for version in versions]
+        await asyncio.gather(*unloads)
 
     async def _unload(self, worker: WorkerView, version: str) -> None:
         driver = self._drivers.get(worker.kind)
@@ -116,3 +120,9 @@ class Pruner:
         except (WorkerCallFailed, GatewayError) as error:
             # It will be evicted there when room is needed; nothing routes to it any more.
             logger.warning("worker %s did not unload %s: %s", worker.worker_id, version, error)
+
+
+def _wanted_digests(record: AdapterRecord) -> set[str]:
+    """Return the versions that are routable, or are about to be."""
+    states = {VersionState.PROBING, VersionState.ACTIVE}
+    return {entry.digest for entry in record.versions if entry.state in states}

@@ -14,7 +14,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 BASE = None
 
 
-def save_tiny_llama(directory: Path, *, seed: int = 0, tied: bool = False) -> None:
+def save_tiny_llama(
+    directory: Path, *, seed: int = 0, tied: bool = False, max_positions: int = 1024
+) -> None:
     """Save a random Llama of four layers whose logits are not all alike; its words are w0, w1…"""
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -24,7 +26,7 @@ def save_tiny_llama(directory: Path, *, seed: int = 0, tied: bool = False) -> No
         num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=1024,
+        max_position_embeddings=max_positions,
         initializer_range=0.2,
         tie_word_embeddings=tied,
         bos_token_id=1,

@@ -14,13 +14,16 @@ from gateway.cli.app import app
 from tests.end_to_end.peft_reference import save_random_adapter, save_tiny_llama
 from tests.end_to_end.processes import Memory, command_of, descendants_of
 from tests.end_to_end.serving import serving
-from tests.end_to_end.token_streams import greedy_body, stream_tokens
+from tests.end_to_end.token_streams import greedy_body, stream_tokens, token_ids_of
 from tests.waiting import eventually
 
 BASE = "tiny"
 PROMPT = [5, 6, 7]
 MIB = 1024**2
 MAX_SLOPE_BYTES = 1024
+DRAINING = ["draining"]
+# Tokens of a stream that is still running when a few other things have been done.
+LONG = 2000
 # An adapter of this rank has a megabyte.
 LORA = {"r": 56, "lora_alpha": 16, "target_modules": "all-linear"}
 needs_proc = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
@@ -30,7 +33,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="r
 def world(tmp_path_factory):
     """A folder with the tiny base and two adapters of a megabyte each."""
     root = tmp_path_factory.mktemp("cycles")
-    save_tiny_llama(root / "base")
+    save_tiny_llama(root / "base", max_positions=2 * LONG)
     for seed, name in enumerate("ab"):
         save_random_adapter(root / "base", root / name, seed=seed, **LORA)
     assert (root / "a" / "adapter_model.safetensors").stat().st_size > 0.95 * MIB
@@ -138,17 +141,19 @@ def test_deleted_adapter_refuses_queued_requests_and_ends_when_running_ones_do(w
     with server.client() as http:
         body = {"name": "busy", "path": str(world / "a")}
         http.post("/v1/adapters", json=body).raise_for_status()
+    # What it imports is imported now: later, streams would end meanwhile.
+    assert ps(server)
 
     async def everything():
         async with httpx.AsyncClient(base_url=server.url, timeout=60, trust_env=False) as http:
             running = [
                 asyncio.create_task(
-                    stream_tokens(http, model=f"{BASE}:busy", prompt_ids=PROMPT, max_tokens=1000)
+                    stream_tokens(http, model=f"{BASE}:busy", prompt_ids=PROMPT, max_tokens=LONG)
                 )
                 for _ in range(2)
             ]
             await reaches(server, [(2, 0)])
-            body = greedy_body(f"{BASE}:busy", PROMPT, max_tokens=1000)
+            body = greedy_body(f"{BASE}:busy", PROMPT, max_tokens=LONG)
             queued = [
                 asyncio.create_task(http.post("/v1/completions", json=body | {"stream": streams}))
                 for streams in (False, True, False)
@@ -170,6 +175,41 @@ def test_deleted_adapter_refuses_queued_requests_and_ends_when_running_ones_do(w
     assert (late.status_code, late.json()["error"]["code"]) == (404, "model_not_found")
     assert finished[0].token_ids == finished[1].token_ids
     eventually(lambda: core_status(server)["adapters"] == [])
+
+
+@pytest.mark.slow
+def test_content_that_was_deleted_under_a_stream_may_come_back_at_once(world, server):
+    """The stream still holds the version, so the worker is about to forget what it gets again."""
+    upload = {"name": "back", "path": str(world / "a")}
+
+    async def everything():
+        async with httpx.AsyncClient(base_url=server.url, timeout=60, trust_env=False) as http:
+            first = (await http.post("/v1/adapters", json=upload)).raise_for_status().json()
+            stream = asyncio.create_task(
+                stream_tokens(http, model=f"{BASE}:back", prompt_ids=PROMPT, max_tokens=LONG)
+            )
+            await reaches(server, [(1, 0)])
+            (await http.delete("/v1/adapters/back")).raise_for_status()
+            await asyncio.to_thread(eventually, lambda: states_of(core_status(server)) == DRAINING)
+            assert not stream.done(), "too short to show anything"
+
+            again = await http.post("/v1/adapters", json=upload)
+            body = greedy_body(f"{BASE}:back", PROMPT, max_tokens=LONG)
+            answer = await http.post("/v1/completions", json=body)
+            return first, await stream, again, answer
+
+    first, streamed, again, answer = asyncio.run(everything())
+
+    assert (again.status_code, again.json()["state"]) == (201, "active")
+    assert again.json()["digest"] == first["digest"] == answer.headers["x-loraplex-version"]
+    assert token_ids_of(answer.json()["choices"][0]["text"]) == streamed.token_ids
+    with server.client() as http:
+        http.delete("/v1/adapters/back").raise_for_status()
+    eventually(lambda: core_status(server)["adapters"] == [])
+
+
+def states_of(status: dict) -> list[str]:
+    return [one["state"] for one in status["adapters"]]
 
 
 async def reaches(server, holds: list[tuple[int, int]]) -> None:

@@ -65,6 +65,10 @@ class ScriptedWorker:
         self.load_refusal: Refusal | None = None
         self.load_begun = asyncio.Event()
         self.unloaded = asyncio.Event()
+        # Of versions that are being unloaded until these are set.
+        self.drains: dict[str, asyncio.Event] = {}
+        self.held: set[str] = set()
+        self.status_asked = asyncio.Event()
         self.probe: dict[str, Any] = EFFECT
         self.num_probes = 0
         self.app = Starlette(
@@ -178,6 +182,9 @@ class ScriptedWorker:
         self.load_begun.set()
         if self.load_gate is not None:
             await self.load_gate.wait()
+        drain = self.drains.get(body["lora_name"])
+        if drain is not None and not drain.is_set():
+            return _error(409, "adapter_unloaded")
         if self.load_refusal is not None:
             path = body["lora_path"]
             return _error(self.load_refusal.status, self.load_refusal.code, text=f"bad: {path}")
@@ -188,6 +195,8 @@ class ScriptedWorker:
         body = await self._note(request)
         known = self.loaded.pop(body["lora_name"], None)
         self.unloaded.set()
+        if known is not None and (drain := self.drains.get(body["lora_name"])) is not None:
+            await drain.wait()
         return PlainTextResponse("Success") if known else _error(404, "model_not_found")
 
     async def _probe(self, request: Request) -> Response:
@@ -197,7 +206,18 @@ class ScriptedWorker:
         return JSONResponse(self.probe)
 
     async def _status(self, request: Request) -> Response:
-        return JSONResponse({"instance": self.instance, "num_blocks": 100})
+        self.status_asked.set()
+        draining = [version for version, ended in self.drains.items() if not ended.is_set()]
+        adapters = [
+            {
+                "lora_id": version,
+                "state": "draining" if version in draining else "resident",
+                "num_leases": 1 if version in self.held else 0,
+                "num_claims": 0,
+            }
+            for version in sorted({*self.loaded, *draining, *self.held})
+        ]
+        return JSONResponse({"instance": self.instance, "num_blocks": 100, "adapters": adapters})
 
 
 async def _gate_or_disconnect(request: Request, gate: asyncio.Event) -> None:

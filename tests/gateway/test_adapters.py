@@ -355,4 +355,4 @@ async def test_workers_are_shown_with_what_their_core_says_now(world):
 
     assert worker["worker_id"] == "w-1"
     assert worker["state"] == "ready"
-    assert worker["status"] == {"instance": "i-1", "num_blocks": 100}
+    assert worker["status"] == {"instance": "i-1", "num_blocks": 100, "adapters": []}

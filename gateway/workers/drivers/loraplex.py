@@ -2,17 +2,21 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from gateway.errors import WorkerBroken
-from gateway.workers.client import WorkerClient, WorkerStream
+from gateway.workers.client import WorkerAnswer, WorkerClient, WorkerStream
 from gateway.workers.drivers.base import ProbeAnswer, WorkerDriver, WorkerRequest
 from gateway.workers.placement import WorkerView
 from gateway.workers.refusals import as_refusal, is_unknown_adapter, without_path
 
 STATUS_S = 5.0
+DRAIN_POLL_S = 0.1
+CONFLICT = 409
 MODEL_HEADER = "x-loraplex-model"
 SALT_HEADER = "x-loraplex-salt"
 TENANT_HEADER = "x-loraplex-tenant"
@@ -78,12 +82,10 @@ class LoraplexDriver(WorkerDriver):
             raise WorkerBroken("the worker's probe makes no sense") from error
 
     async def held(self, worker: WorkerView) -> set[str]:
-        answer = await self._client.get(worker.address, "/internal/status", timeout_s=STATUS_S)
-        if answer.status != 200:
-            raise as_refusal(answer)
-        adapters = (answer.json() or {}).get("adapters", [])
         return {
-            each["lora_id"] for each in adapters if each["num_leases"] > 0 or each["num_claims"] > 0
+            each["lora_id"]
+            for each in await self._adapters(worker)
+            if each["num_leases"] > 0 or each["num_claims"] > 0
         }
 
     async def open(self, worker: WorkerView, request: WorkerRequest) -> WorkerStream:
@@ -105,14 +107,41 @@ class LoraplexDriver(WorkerDriver):
 
     async def _load(self, worker: WorkerView, *, lora_id: str, digest: str) -> None:
         path = str(self._path_of(digest))
-        answer = await self._client.post(
+        answer = await self._ask_to_load(worker, lora_id=lora_id, path=path)
+        if answer.status == CONFLICT:
+            # The same content was removed a moment ago, and is here again.
+            await self._wait_until_drained(worker, lora_id=lora_id)
+            answer = await self._ask_to_load(worker, lora_id=lora_id, path=path)
+        if answer.status != 200:
+            raise without_path(as_refusal(answer), path)
+
+    async def _ask_to_load(self, worker: WorkerView, *, lora_id: str, path: str) -> WorkerAnswer:
+        return await self._client.post(
             worker.address,
             "/v1/load_lora_adapter",
             {"lora_name": lora_id, "lora_path": path},
             timeout_s=self._load_timeout_s,
         )
+
+    async def _wait_until_drained(self, worker: WorkerView, *, lora_id: str) -> None:
+        """Return when the worker isn't unloading the version, or has taken too long for it."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._load_timeout_s):
+                while True:
+                    known = await self._adapters(worker)
+                    if not any(
+                        each["lora_id"] == lora_id and each["state"] == "draining" for each in known
+                    ):
+                        return
+                    await asyncio.sleep(DRAIN_POLL_S)
+
+    async def _adapters(self, worker: WorkerView) -> list[dict[str, Any]]:
+        """Ask the worker for every version that it knows, as it truly is."""
+        answer = await self._client.get(worker.address, "/internal/status", timeout_s=STATUS_S)
         if answer.status != 200:
-            raise without_path(as_refusal(answer), path)
+            raise as_refusal(answer)
+        adapters: list[dict[str, Any]] = (answer.json() or {}).get("adapters", [])
+        return adapters
 
     def _landed(self, key: _Key, flight: asyncio.Task[None]) -> None:
         failed = flight.cancelled() or flight.exception() is not None
