@@ -109,16 +109,16 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out.view(x.shape)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Add x to the residual in place and return the norm of the sum.
+def add_rms_norm(residual: Tensor, y: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Add y to the residual in place and return the norm of the sum.
 
-        residual += x;  returns residual / rms(residual) · weight
+        residual += y;  returns residual / rms(residual) · weight
 
-    x, residual  [num_tokens, width], weight [width]; the sum is rounded to its format first
+    residual, y  [num_tokens, width], weight [width]; the sum is rounded to its format first
     """
-    assert x.shape == residual.shape, "x belongs to the residual's rows"
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _norm(x.unsqueeze(1), residual, weight.unsqueeze(0), out.unsqueeze(1), eps)
+    assert y.shape == residual.shape, "y belongs to the residual's rows"
+    out = torch.empty(y.shape, dtype=y.dtype, device=y.device)
+    _norm(y.unsqueeze(1), residual, weight.unsqueeze(0), out.unsqueeze(1), eps)
     return out
 
 

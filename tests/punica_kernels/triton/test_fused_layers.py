@@ -43,11 +43,10 @@ def test_heads_are_normed_one_by_one(dtype: torch.dtype, device: torch.device) -
 
 
 def test_the_residual_grows_before_it_is_normed(dtype: torch.dtype, device: torch.device) -> None:
-    x, residual = randn(4, 48, dtype=dtype, device=device), randn(4, 48, dtype=dtype, device=device)
-    residual = residual.flip(0)
-    weight = randn(48, dtype=dtype, device=device)
-    total = residual + x
-    normed = add_rms_norm(x, residual, weight, EPS)
+    y = randn(4, 48, dtype=dtype, device=device)
+    residual, weight = y.flip(0), randn(48, dtype=dtype, device=device)
+    total = residual + y
+    normed = add_rms_norm(residual, y, weight, EPS)
     # The interpreter cuts to bf16 where devices and torch round.
     last_place = 2**-7 if dtype is torch.bfloat16 else 0
     torch.testing.assert_close(residual, total, rtol=last_place, atol=0)
