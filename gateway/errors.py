@@ -20,6 +20,7 @@ Errors of the `adapters` package become answers through `ADAPTER_ANSWERS`.
 """
 
 import logging
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -254,8 +255,8 @@ def error_headers(error: GatewayError) -> dict[str, str]:
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     if error.retry_after_s is not None:
-        headers["retry-after"] = str(max(1, round(error.retry_after_s)))
-        headers["retry-after-ms"] = str(round(error.retry_after_s * 1000))
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+        headers["retry-after-ms"] = str(math.ceil(error.retry_after_s * 1000))
         headers["x-should-retry"] = "true"
     elif error.status == 409:
         headers["x-should-retry"] = "false"

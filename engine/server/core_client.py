@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 import msgspec
 import zmq
 import zmq.asyncio
 
-from engine.errors import CoreBroken
+from engine.errors import CoreBroken, EngineError, Overloaded
 from engine.protocol import (
     AbortRequest,
     AddRequest,
@@ -29,6 +30,7 @@ from engine.protocol import (
     StepDone,
     UnloadAdapter,
 )
+from engine.server.backlog import Backlog
 from engine.server.errors import CoreReported
 from engine.server.flight import Flight
 from engine.server.identifiers import new_id
@@ -37,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 Call = LoadAdapter | UnloadAdapter | ProbeAdapter | GetStatus
 
+# About the prompts and answers of a thousand chats: more would wait for minutes, if not hours.
+MAX_WAITING_TOKENS = 512 * 1024
 _LAST_WORDS_MS = 100
 
 
@@ -66,6 +70,7 @@ class CoreClient:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
         self._on_progress = on_progress
+        self._backlog = Backlog(clock=time.monotonic)
         self._flights: dict[str, Flight] = {}
         self._calls: dict[str, asyncio.Future[CallDone]] = {}
         self._broken: CoreBroken | None = None
@@ -75,6 +80,11 @@ class CoreClient:
     def num_in_flight(self) -> int:
         """Core requests without an end so far."""
         return len(self._flights)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens of core requests that have not begun to answer; see Backlog."""
+        return self._backlog.num_waiting_tokens
 
     async def read_events(self) -> None:
         """Hand out events for ever; ends only by cancellation or a message it can't read."""
@@ -87,13 +97,23 @@ class CoreClient:
             self._dispatch(self._decoder.decode(await self._pull.recv()))
 
     def submit(self, requests: Sequence[AddRequest]) -> Flight:
-        """Start core requests; the caller closes the flight."""
+        """Start core requests; the caller closes the flight.
+
+        Raises Overloaded when MAX_WAITING_TOKENS are queued already: what is added to the queue
+        is no more than one HTTP request can hold.
+        """
+        if self.num_waiting_tokens >= MAX_WAITING_TOKENS:
+            raise Overloaded(
+                f"{self.num_waiting_tokens} tokens are queued already",
+                retry_after_s=self._backlog.wait_s(),
+            )
         num_samples = {request.request_id: request.params.n for request in requests}
         flight = Flight(num_samples, forget=self.forget)
         try:
             for request in requests:
                 self._send(request)
                 self._flights[request.request_id] = flight
+                self._backlog.add(request)
         except CoreBroken:
             flight.close()
             raise
@@ -101,6 +121,7 @@ class CoreClient:
 
     def forget(self, request_id: str) -> None:
         """Abort one request; later events about it are dropped."""
+        self._backlog.end(request_id)
         if self._flights.pop(request_id, None) is None or self._broken is not None:
             return
         try:
@@ -135,6 +156,7 @@ class CoreClient:
         self._broken = error
         for request_id, flight in list(self._flights.items()):
             flight.fail(request_id, CoreBroken(*error.args))
+            self._backlog.end(request_id)
         self._flights.clear()
         for future in self._calls.values():
             if not future.done():
@@ -149,9 +171,11 @@ class CoreClient:
         self._context.term()
 
     def check_invariants(self) -> None:
-        """Every flight we route to is open for that request."""
+        """Every flight we route to is open for that request, and counted."""
         for request_id, flight in self._flights.items():
             assert flight.expects(request_id)
+        self._backlog.check_invariants()
+        assert self._backlog.request_ids == self._flights.keys()
 
     def _send(self, command: Command) -> None:
         if self._broken is not None:
@@ -177,8 +201,9 @@ class CoreClient:
                     self._deliver(output)
             case RequestFailed():
                 flight = self._flights.pop(event.request_id, None)
+                self._backlog.end(event.request_id)
                 if flight is not None:
-                    flight.fail(event.request_id, _reported(event))
+                    flight.fail(event.request_id, self._reported(event))
             case CallDone() | CallFailed():
                 self._settle(event)
             case CoreProgress():
@@ -196,8 +221,10 @@ class CoreClient:
 
     def _deliver(self, output: SequenceOutput) -> None:
         flight = self._flights.get(output.request_id)
+        self._backlog.bring(output)
         if flight is not None and flight.deliver(output):
             self._flights.pop(output.request_id, None)
+            self._backlog.end(output.request_id)
 
     def _settle(self, event: CallDone | CallFailed) -> None:
         future = self._calls.get(event.call_id)
@@ -206,9 +233,11 @@ class CoreClient:
         if isinstance(event, CallDone):
             future.set_result(event)
         else:
-            future.set_exception(_reported(event))
+            future.set_exception(self._reported(event))
 
-
-def _reported(event: RequestFailed | CallFailed) -> CoreReported:
-    problems = event.problems if isinstance(event, CallFailed) else ()
-    return CoreReported(event.message, code=event.code, status=event.status, problems=problems)
+    def _reported(self, event: RequestFailed | CallFailed) -> EngineError:
+        """Return what the core refuses; when to try again is what the server can say."""
+        if event.status == Overloaded.status:
+            return Overloaded(event.message, retry_after_s=self._backlog.wait_s())
+        problems = event.problems if isinstance(event, CallFailed) else ()
+        return CoreReported(event.message, code=event.code, status=event.status, problems=problems)

@@ -1,6 +1,7 @@
 """Errors on the wire: OpenAI's error object, and how each of our errors becomes one."""
 
 import logging
+import math
 import traceback
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -127,14 +128,12 @@ def _retry_headers(error: EngineError) -> dict[str, str]:
     """Tell the OpenAI client the truth about trying again."""
     if isinstance(error, Overloaded):
         wait_s = max(error.retry_after_s, 0.001)
-    elif error.status == 429:
-        wait_s = 1.0
     elif error.status == 503:
         wait_s = CORE_RESTART_S
     else:
         return {"x-should-retry": "false"} if error.status == 409 else {}
     return {
-        "retry-after": str(max(1, round(wait_s))),
-        "retry-after-ms": str(round(wait_s * 1000)),
+        "retry-after": str(math.ceil(wait_s)),
+        "retry-after-ms": str(math.ceil(wait_s * 1000)),
         "x-should-retry": "true",
     }

@@ -53,6 +53,7 @@ class Mishap(IntEnum):
     NONSENSE = 5
     ERROR_AFTER_TWO_TOKENS = 6
     TWO_TOKENS_A_STEP = 7
+    QUEUE_IS_FULL = 8
 
 
 class EchoCore:
@@ -104,6 +105,12 @@ class EchoCore:
             os._exit(9)
         if request.params.seed == Mishap.NONSENSE:
             self._push.send(b"\xc1")
+            return
+        if request.params.seed == Mishap.QUEUE_IS_FULL:
+            failed = RequestFailed(
+                request_id=request.request_id, code="overloaded", message="full", status=429
+            )
+            self.send(failed)
             return
         if request.lora_id is not None and request.lora_id not in self._adapters:
             message = f"the model {request.lora_id!r} does not exist"
