@@ -6,6 +6,7 @@ from typing import Any
 
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+from report import MAX_OTHERS_CORES
 
 ON, OFF = "#2f6f9f", "#b9b9b9"
 MB = 1e6
@@ -22,8 +23,11 @@ def markdown_table(pillars: dict[str, Any]) -> str:
         "idle_lora": _lora_rows,
     }
     for name, figures in pillars.items():
+        mark = "† " if _is_disturbed(figures) else ""
         for measured, on, off in rows[name](figures):
-            lines.append(f"| {name.replace('_', ' ')} | {measured} | {on} | {off} |")
+            lines.append(f"| {mark}{name.replace('_', ' ')} | {measured} | {on} | {off} |")
+    if any(map(_is_disturbed, pillars.values())):
+        lines += ["", f"† other processes took over {MAX_OTHERS_CORES} cores meanwhile."]
     return "\n".join(lines)
 
 
@@ -47,6 +51,10 @@ def draw(pillars: dict[str, Any], path: Path) -> None:
         axis.title.set_fontsize(9)
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
+
+
+def _is_disturbed(figures: Any) -> bool:
+    return bool(figures["others_cores"] > MAX_OTHERS_CORES)
 
 
 def _kv_rows(figures: Any) -> list[tuple[str, str, str]]:

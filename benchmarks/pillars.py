@@ -5,11 +5,13 @@ a shared prefix found or computed again, and what looking for one costs; others'
 tokens while a long prompt comes in, chunked or not; base traffic with LoRA enabled but unused.
 
 In one process, on the default model in bf16, without HTTP. Prints a table, and writes
-results/pillars-<date>.json and .svg. `--rehearse` is a minute's run whose figures mean nothing.
+results/pillars-<date>.json and .svg; `--update-readme` puts both into README.md. `--rehearse` is a
+minute's run whose figures mean nothing.
 """
 
 import argparse
 import json
+import os
 import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -19,7 +21,10 @@ from typing import Any
 
 import pillar_runs as runs
 from pillar_figures import draw, markdown_table
+from processes import OthersWatch
 from provenance import describe_run
+from readme_section import replace_section
+from report import describe
 
 from engine.llm import LLM
 from engine.model.default_model import find_default_model
@@ -54,6 +59,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="measure each pillar of the engine on and off")
     parser.add_argument("--only", nargs="*", metavar="PILLAR", help="measure only these")
     parser.add_argument("--rehearse", action="store_true", help="small sizes; writes nothing")
+    parser.add_argument("--update-readme", action="store_true", help="put the table in README.md")
     parser.add_argument("--num-threads", type=int, help="of the products; by default all cores")
     parser.add_argument("--state-dir", type=Path, help="keeps the converted model between runs")
     args = parser.parse_args()
@@ -68,15 +74,23 @@ def main() -> None:
             scale, state_dir=state_dir, scratch=Path(root), num_threads=args.num_threads
         )
         for name in args.only or wanted:
-            result["pillars"][name] = wanted[name]()
+            others = OthersWatch(os.getpid())
+            figures = wanted[name]()
+            share = {"others_cores": others.num_cores_since_last()}
+            result["pillars"][name] = figures | share
             print(f"{name}: {json.dumps(result['pillars'][name])}", flush=True)
-    print(markdown_table(result["pillars"]))
+    report = f"{describe(result)}.\n\n{markdown_table(result['pillars'])}"
+    print(report)
     if args.rehearse:
         return
     path = HERE / "results" / f"pillars-{now:%Y-%m-%dT%H%M}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(result, indent=2) + "\n")
-    draw(result["pillars"], path.with_suffix(".svg"))
+    plot = path.with_suffix(".svg")
+    draw(result["pillars"], plot)
+    if args.update_readme:
+        link = f"![each pillar on and off]({plot.relative_to(HERE)})"
+        replace_section("pillars", f"{report}\n\n{link}")
     print(f"written to {path.relative_to(HERE.parent)} and .svg")
 
 

@@ -86,9 +86,9 @@ class OthersWatch:
         busy_s = everything.user + everything.system + getattr(everything, "nice", 0.0)
         try:
             root = psutil.Process(self._pid)
-            tree = [root, *root.children(recursive=True), psutil.Process()]
+            tree = {root, *root.children(recursive=True), psutil.Process()}
         except psutil.NoSuchProcess:
-            tree = [psutil.Process()]
+            tree = {psutil.Process()}
         ours_s = 0.0
         for process in tree:
             with suppress(psutil.NoSuchProcess):

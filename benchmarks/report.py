@@ -1,11 +1,9 @@
 """Turns one result of serving.py into the table of README.md."""
 
-from pathlib import Path
 from typing import Any
 
 SYSTEMS = {"loraplex": "Loraplex, HTTP streaming", "peft": "transformers + PEFT, in process"}
 MAX_OTHERS_CORES = 0.1
-BEGIN, END = "<!-- serving: begin -->", "<!-- serving: end -->"
 
 
 def markdown_table(result: dict[str, Any]) -> str:
@@ -43,14 +41,6 @@ def describe(result: dict[str, Any]) -> str:
         + ", ".join(f"{name} {version}" for name, version in versions.items())
         + f"; load average before: {machine['load_before'][0]}"
     )
-
-
-def update_readme(path: Path, result: dict[str, Any]) -> None:
-    """Replace what stands between the two marks of README.md."""
-    before, _, rest = path.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    body = f"{describe(result)}.\n\n{markdown_table(result)}"
-    path.write_text(f"{before}{BEGIN}\n{body}\n{END}{after}")
 
 
 def _is_disturbed(level: dict[str, Any]) -> bool:

@@ -23,7 +23,8 @@ from harness import Call, run_level
 from processes import LoraplexServer, MemoryWatch, OthersWatch
 from provenance import describe_run
 from random_adapters import write_adapter
-from report import describe, markdown_table, update_readme
+from readme_section import replace_section
+from report import describe, markdown_table
 from transformers import AutoConfig
 
 from gateway.embedded.default_model import SERVED_NAME, find_default_model
@@ -203,9 +204,10 @@ def main() -> None:
     path = HERE / "results" / f"{now:%Y-%m-%dT%H%M}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(result, indent=2) + "\n")
+    report = f"{describe(result)}.\n\n{markdown_table(result)}"
     if args.update_readme:
-        update_readme(HERE / "README.md", result)
-    print(f"{describe(result)}\n\n{markdown_table(result)}")
+        replace_section("serving", report)
+    print(report)
     print(f"written to {path.relative_to(HERE.parent)}")
 
 
