@@ -22,6 +22,7 @@ from engine.lora.weights import ArenaWriter
 from engine.model.loading import LoadedModel, load_model
 from engine.model.memory import MemorySplit, PeakMeter, default_budget_bytes, split_memory
 from engine.model.runner import ModelRunner
+from engine.model.warm_up import warm_up
 from engine.protocol import CoreReady, ModuleShape, SamplingParams
 from engine.scheduler.fair_queue import QueuePolicy
 from engine.scheduler.plan import Chunk, StepPlan
@@ -51,6 +52,12 @@ def build_core(
     """
     max_model_len = max_model_len_of(config, loaded)
     modules = module_specs(loaded) if config.enable_lora else []
+    if config.kernels != "torch":
+        num_laid_out = loaded.decoder.prepack()
+        num_products = len(loaded.decoder.linears())
+        progress(f"{num_laid_out} of {num_products} weights are in the matrix library's own layout")
+    if loaded.decoder.kernels.name != "torch":
+        warm_up(loaded.decoder, modules, progress=progress)
     progress("measuring one step of full size")
     split = _measured_split(config, loaded, modules, max_model_len=max_model_len)
     kv = _kv_storage(loaded, num_blocks=split.num_blocks, block_size=config.block_size)

@@ -14,6 +14,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                          min(4 GiB, half of what is available)
     state_dir            where converted checkpoints and arena images may be written
     num_threads          of the matrix library; None means all cores
+    kernels              beside the base products: "auto" (numba where it runs well), "numba" or
+                         "torch"
     scheduling           who waits for whom: "fair" (by priority, then least served) or "fcfs"
     """
 
@@ -30,6 +32,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int | None = None
     enable_lora: bool = True
     num_threads: int | None = None
+    kernels: str = "auto"
     scheduling: str = "fair"
 
     def __post_init__(self) -> None:
@@ -40,5 +43,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"max_model_len must be at least 2, not {self.max_model_len}")
         if self.dtype not in {"auto", "bf16", "fp32"}:
             raise ValueError(f"dtype must be auto, bf16 or fp32, not {self.dtype!r}")
+        if self.kernels not in {"auto", "numba", "torch"}:
+            raise ValueError(f"kernels must be auto, numba or torch, not {self.kernels!r}")
         if self.scheduling not in {"fair", "fcfs"}:
             raise ValueError(f"scheduling must be fair or fcfs, not {self.scheduling!r}")

@@ -3,13 +3,18 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from punica_kernels.arena_tables import ArenaTables
 from punica_kernels.lazy_zeros import lazy_zeros
+from punica_kernels.words import Words, words
 
 # One number per layer and slice, as [num_layers][num_slices].
 LayerTable = Sequence[Sequence[float]]
+# See Arena.views.
+ModuleViews = tuple[Words, Words, Words, Words, Words, Words]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +140,15 @@ class Arena:
             b_shape = (layers, rows, module.out_features)
             self._b[module.name] = lazy_zeros(b_shape, dtype=dtype, device=device)
         self._entries: dict[int, _Entry] = {}
+        self._views: dict[tuple[str, int], ModuleViews] = {}
+        self._views_of = 0
+        self.tables = ArenaTables(
+            groups=tuple(self.num_rows),
+            shapes={
+                module.name: (self.num_layers_of(module.name), module.num_slices)
+                for module in modules
+            },
+        )
 
     @property
     def modules(self) -> tuple[ModuleSpec, ...]:
@@ -205,10 +219,16 @@ class Arena:
         self._entries[lora_index] = _Entry(
             spans=dict(spans), ranks=dict(ranks), scales=dict(scales), views={}
         )
+        self.tables.clear(lora_index)
+        for group, span in spans.items():
+            self.tables.set_rows(lora_index, group, span.row0)
+        for name, table in ranks.items():
+            self.tables.set_module(lora_index, name, table, scales[name])
 
     def clear_adapter(self, lora_index: int) -> None:
         """Forget `lora_index`; its rows keep their bytes until somebody writes over them."""
         self._entries.pop(lora_index, None)
+        self.tables.clear(lora_index)
 
     def spans(self, lora_index: int) -> Mapping[str, Span]:
         """Return the adapter's span by group."""
@@ -247,10 +267,11 @@ class Arena:
                 # A layer at a time, so that the copy that makes overlap safe stays small.
                 a[layer, :, dst.row0 : dst.stop] = a[layer, :, src.row0 : src.stop].clone()
                 b[layer, dst.row0 : dst.stop] = b[layer, src.row0 : src.stop].clone()
-        for entry in self._entries.values():
+        for lora_index, entry in self._entries.items():
             if entry.spans.get(group) == src:
                 entry.spans[group] = dst
                 entry.views.clear()
+                self.tables.set_rows(lora_index, group, dst.row0)
 
     def weights(self, module: str, layer: int, lora_index: int) -> ModuleWeights:
         """Return the adapter's views for one layer's module, cut once and kept until it changes."""
@@ -258,6 +279,29 @@ class Arena:
         found = entry.views.get((module, layer))
         if found is None:
             found = entry.views[module, layer] = self._cut(entry, module, layer)
+        return found
+
+    def views(self, module: str, layer: int) -> ModuleViews:
+        """Return what a numba kernel reads of one layer's module; cut once, kept while tables do.
+
+        a [num_slices, num_rows, in], b [num_rows, out], row0s [capacity], ranks and scales
+        [num_slices, capacity], first columns [num_slices + 1].
+        """
+        if self._views_of != self.tables.generation:
+            self._views.clear()
+            self._views_of = self.tables.generation
+        found = self._views.get((module, layer))
+        if found is None:
+            spec = self._modules[module]
+            column0s = [spec.column0(index) for index in range(spec.num_slices)]
+            found = self._views[module, layer] = (
+                words(self._a[module][layer]),
+                words(self._b[module][layer]),
+                self.tables.row0s(spec.group),
+                self.tables.ranks(module)[layer],
+                self.tables.scales(module)[layer],
+                np.array([*column0s, spec.out_features], dtype=np.int64),
+            )
         return found
 
     def _check_inside(self, group: str, span: Span) -> None:

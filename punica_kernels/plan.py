@@ -40,6 +40,17 @@ class LoraPlan:
         assert end <= self.num_tokens, "segments lie inside the step"
 
 
+def split_by_length(
+    plan: LoraPlan, *, max_tokens: int
+) -> tuple[tuple[Segment, ...], LoraPlan | None]:
+    """Return the segments of at most `max_tokens`, and the plan of the others if there are any."""
+    short = tuple(one for one in plan.segments if one.num_tokens <= max_tokens)
+    if len(short) == len(plan.segments):
+        return short, None
+    long = tuple(one for one in plan.segments if one.num_tokens > max_tokens)
+    return short, LoraPlan(segments=long, num_tokens=plan.num_tokens)
+
+
 def select_rows(plan: LoraPlan, rows: Sequence[int]) -> LoraPlan | None:
     """Return the plan of a tensor made of some of the step's rows, in any order, with repeats.
 

@@ -8,19 +8,21 @@ import hypothesis
 import pytest
 from redis.asyncio import Redis
 
-from engine.server.core_environment import core_environment
+from tests.one_openmp import start_again_with_one_openmp
 from tests.valkey import private_valkey
 
 # A shell that starts tests in the background may have them ignore Ctrl-C, and what they start too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Before torch is imported: test processes share the cores with the servers that they start.
-os.environ.update(core_environment())
-
 hypothesis.settings.register_profile("dev", max_examples=25, deadline=None)
 hypothesis.settings.register_profile("ci", max_examples=100, deadline=None, derandomize=True)
 hypothesis.settings.register_profile("deep", max_examples=2000, deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Test as a core runs: with one OpenMP runtime for torch and numba."""
+    start_again_with_one_openmp(config)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 from engine.kvcache.storage import KVStorage
-from engine.model.inputs import ChunkInput, StepInputs
+from engine.model.inputs import ChunkInput
 
 MAX_GATHER_ELEMENTS = 4 * 1024 * 1024
 MAX_PADDING_ELEMENTS = 64 * 1024  # a row's; beyond it a group of its own is cheaper
@@ -64,10 +64,10 @@ class AttentionPlan:
     tile_rows: int
 
 
-def plan_attention(inputs: StepInputs, kv: KVStorage) -> AttentionPlan:
-    """Decide groups and tiles for the chunks of one step."""
-    decodes = [chunk for chunk in inputs.chunks if chunk.num_tokens == 1]
-    longer = [chunk for chunk in inputs.chunks if chunk.num_tokens > 1]
+def plan_attention(chunks: Sequence[ChunkInput], kv: KVStorage) -> AttentionPlan:
+    """Decide groups and tiles for some chunks of one step."""
+    decodes = [chunk for chunk in chunks if chunk.num_tokens == 1]
+    longer = [chunk for chunk in chunks if chunk.num_tokens > 1]
     tile_rows = min(MAX_TILE_ROWS, max((chunk.num_tokens for chunk in longer), default=0))
     width = max((chunk.context_len for chunk in longer), default=0)
     return AttentionPlan(
@@ -97,11 +97,22 @@ def attend(
     This step's K and V are already in `kv`. Scores and sums are in fp32.
     """
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    attend_into(out, q, kv, layer, plan)
+    return out.flatten(1)
+
+
+def attend_into(
+    out: torch.Tensor,  # [num_tokens, num_heads, head_dim]
+    q: torch.Tensor,  # as out
+    kv: KVStorage,
+    layer: int,
+    plan: AttentionPlan,
+) -> None:
+    """Do what `attend` does for the plan's rows of `out`; the others are left alone."""
     for group in plan.groups:
         _attend_group(q, out, kv, layer, group)
     for chunk in plan.prefills:
         _attend_chunk(q, out, kv, layer, chunk, plan)
-    return out.flatten(1)
 
 
 def _attend_group(

@@ -1,17 +1,18 @@
 """The decoder of the Llama family: embedding, layers, final norm, head."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 from engine.kvcache.storage import KVStorage
-from engine.model.attention import plan_attention
 from engine.model.inputs import LoraStep, StepInputs
-from engine.model.layers import DecoderLayer, LayerWeights, StepContext, rms_norm
-from engine.model.linear import PackedLinear
+from engine.model.layers import DecoderLayer, LayerWeights
+from engine.model.linear import BaseLinear, PackedLinear, prepack
 from engine.model.rotary import RotaryTable
 from engine.model.spec import ModelSpec
+from engine.model.step_kernels import PlainKernels, StepKernels
 from punica_kernels.dispatch import add_lora, add_lora_embedding
 
 
@@ -29,8 +30,9 @@ class Decoder:
         embedding: torch.Tensor,  # [vocab, hidden]
         layers: Sequence[LayerWeights],
         final_norm: torch.Tensor,  # [hidden]
-        head: PackedLinear,  # its weight is `embedding` itself where the two are tied
+        head: BaseLinear,  # its weight is `embedding` itself where the two are tied
         max_model_len: int,
+        make_kernels: Callable[[ModelSpec, RotaryTable], StepKernels] = PlainKernels,
     ) -> None:
         assert len(layers) == spec.num_layers, "one set of weights a layer"
         self.spec = spec
@@ -38,33 +40,55 @@ class Decoder:
         self.final_norm = final_norm
         self.lm_head = head
         self.layers = tuple(
-            DecoderLayer(index=index, spec=spec, weights=weights)
-            for index, weights in enumerate(layers)
+            DecoderLayer(index=index, weights=weights) for index, weights in enumerate(layers)
         )
-        self._rotary = RotaryTable(
+        rotary = RotaryTable(
             spec, max_model_len=max_model_len, dtype=embedding.dtype, device=embedding.device
         )
+        self.kernels = make_kernels(spec, rotary)
 
     def forward(
         self, inputs: StepInputs, kv: KVStorage, lora: LoraStep | None
     ) -> torch.Tensor:  # [num_tokens, hidden]
-        """Compute a step's hidden states after the final norm; its K and V go into `kv`."""
-        if inputs.begun_blocks is not None:
-            kv.wipe(inputs.begun_blocks)
-        step = StepContext(
-            inputs=inputs,
-            kv=kv,
-            attention=plan_attention(inputs, kv),
-            rotary=self._rotary,
-            rotary_rows=self._rotary.rows(inputs.positions),
-            lora=lora,
-        )
+        """Compute a step's hidden states after the final norm; its K and V go into `kv`.
+
+        The result lives in a buffer of the kernels until the next step.
+        """
+        step = self.kernels.begin(inputs, kv, lora)
         residual = F.embedding(inputs.token_ids, self.embedding)
         if lora is not None:
             add_lora_embedding(residual, inputs.token_ids, arena=lora.arena, plan=lora.plan)
+        norms = [layer.weights.input_norm for layer in self.layers] + [self.final_norm]
+        x = step.rms_norm(residual, norms[0])
+        for layer, next_norm in zip(self.layers, norms[1:], strict=True):
+            x = layer.forward(x, residual, step, next_norm=next_norm, has_lora=lora is not None)
+        return x
+
+    def prepack(self) -> int:
+        """Lay the weights out as the matrix library likes them best, and drop the plain ones.
+
+        Returns how many of the products use the library's layout: none where it can't be had. A
+        head that is tied to the embedding keeps the plain weight, too.
+        """
+        self.lm_head = _prepacked(self.lm_head)
         for layer in self.layers:
-            layer.forward(residual, step)
-        return rms_norm(residual, self.final_norm, self.spec.rms_norm_eps)
+            weights = layer.weights
+            layer.weights = replace(
+                weights,
+                qkv=_prepacked(weights.qkv),
+                o=_prepacked(weights.o),
+                gate_up=_prepacked(weights.gate_up),
+                down=_prepacked(weights.down),
+            )
+        return sum(not isinstance(linear, PackedLinear) for linear in self.linears())
+
+    def linears(self) -> list[BaseLinear]:
+        """Return every product of a step, the head first."""
+        linears = [self.lm_head]
+        for layer in self.layers:
+            weights = layer.weights
+            linears += [weights.qkv, weights.o, weights.gate_up, weights.down]
+        return linears
 
     def head(
         self,
@@ -81,17 +105,25 @@ class Decoder:
         return logits
 
     def weight_tensors(self) -> list[torch.Tensor]:
-        """Return every tensor of the model once; a tied head is its embedding."""
+        """Return every plain tensor of the model once; a tied head is its embedding."""
         tensors = [self.embedding, self.final_norm]
-        linears = [self.lm_head]
         for layer in self.layers:
             weights = layer.weights
             tensors += [weights.input_norm, weights.post_attention_norm]
             tensors += [] if weights.qk_norm is None else [weights.qk_norm]
-            linears += [weights.qkv, weights.o, weights.gate_up, weights.down]
-        for linear in linears:
-            if linear.weight is not self.embedding:
-                tensors.append(linear.weight)
-            if linear.bias is not None:
-                tensors.append(linear.bias)
+        for linear in self.linears():
+            if isinstance(linear, PackedLinear):
+                tensors += [] if linear.weight is self.embedding else [linear.weight]
+                tensors += [] if linear.bias is None else [linear.bias]
         return tensors
+
+    @property
+    def num_weight_bytes(self) -> int:
+        """Bytes of all weights, however they are laid out."""
+        plain = sum(tensor.nbytes for tensor in self.weight_tensors())
+        laid_out = [one for one in self.linears() if not isinstance(one, PackedLinear)]
+        return plain + sum(linear.num_bytes for linear in laid_out)
+
+
+def _prepacked(linear: BaseLinear) -> BaseLinear:
+    return prepack(linear) if isinstance(linear, PackedLinear) else linear

@@ -1,5 +1,6 @@
 """From the name of a model to a decoder that can run steps."""
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from engine.model.gguf import convert_gguf
 from engine.model.hub import fetch_from_hub, looks_like_hub_id
 from engine.model.identity import DigestCache, base_identity, digests_of
 from engine.model.json_file import read_json
+from engine.model.kernel_choice import choose_kernels
 from engine.model.packing import build_decoder
 from engine.model.spec import ModelSpec, spec_from_hf_config
 
@@ -61,9 +63,16 @@ def load_model(config: EngineConfig, *, progress: Callable[[str], None]) -> Load
     _check_tokenizer(model_dir)
     checkpoint = Checkpoint(model_dir)
     dtype = _resolve_dtype(config.dtype, spec, checkpoint)
+    num_threads = config.num_threads or os.cpu_count() or 1
+    kernels = choose_kernels(config.kernels, num_threads=num_threads)
+    progress(f"kernels: {kernels.name} ({kernels.reason})")
     progress(f"reading weights of {base_id} as {dtype}")
     decoder = build_decoder(
-        checkpoint, spec, dtype=_TORCH_DTYPES[dtype], max_model_len=max_model_len
+        checkpoint,
+        spec,
+        dtype=_TORCH_DTYPES[dtype],
+        max_model_len=max_model_len,
+        make_kernels=kernels.factory,
     )
     progress("computing the identity of the weights")
     models_dir = Path(config.state_dir) / "models"
@@ -76,7 +85,7 @@ def load_model(config: EngineConfig, *, progress: Callable[[str], None]) -> Load
         identity=base_identity(spec, file_digests, dtype=dtype),
         eos_token_ids=_eos_token_ids(hf_config, model_dir),
         dtype=_TORCH_DTYPES[dtype],
-        weight_bytes=sum(tensor.nbytes for tensor in decoder.weight_tensors()),
+        weight_bytes=decoder.num_weight_bytes,
         max_model_len=max_model_len,
         embedding_digests=embedding_digests(
             checkpoint, spec, file_digests=file_digests, cache=models_dir / "embeddings.json"

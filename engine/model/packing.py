@@ -8,9 +8,11 @@ import torch
 from engine.errors import InvalidModel
 from engine.model.checkpoint import Checkpoint
 from engine.model.decoder import Decoder
+from engine.model.kernel_choice import KernelFactory
 from engine.model.layers import LayerWeights
 from engine.model.linear import PackedLinear, slice_rows, unpacked
 from engine.model.spec import ModelSpec
+from engine.model.step_kernels import PlainKernels
 
 _EMBEDDING = "model.embed_tokens.weight"
 _FINAL_NORM = "model.norm.weight"
@@ -49,7 +51,12 @@ def find_problems(checkpoint: Checkpoint, spec: ModelSpec) -> list[str]:
 
 
 def build_decoder(
-    checkpoint: Checkpoint, spec: ModelSpec, *, dtype: torch.dtype, max_model_len: int
+    checkpoint: Checkpoint,
+    spec: ModelSpec,
+    *,
+    dtype: torch.dtype,
+    max_model_len: int,
+    make_kernels: KernelFactory = PlainKernels,
 ) -> Decoder:
     """Read every tensor into memory of our own, packed and in `dtype`.
 
@@ -74,6 +81,7 @@ def build_decoder(
         final_norm=reader.tensor(_FINAL_NORM),
         head=unpacked(head),
         max_model_len=max_model_len,
+        make_kernels=make_kernels,
     )
 
 

@@ -50,6 +50,22 @@ class RotaryTable:
         self._cos = torch.cat((cos, cos), dim=-1).to(dtype=dtype, device=device)
         self._signed_sin = torch.cat((-sin, sin), dim=-1).to(dtype=dtype, device=device)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The format of the tables, which is the model's."""
+        return self._cos.dtype
+
+    def half_tables(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cos and sin of each pair, [max_model_len, head_dim / 2] fp32, contiguous.
+
+        They are the tables' own values: rounded to the model's format, as it was trained.
+        """
+        half = self._half
+        return (
+            self._cos[:, :half].float().contiguous(),
+            self._signed_sin[:, half:].float().contiguous(),
+        )
+
     def rows(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos and signed sin of a step, [num_tokens, 1, head_dim] each."""
         return (

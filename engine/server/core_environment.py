@@ -1,14 +1,57 @@
-"""The environment that a core's process is started in."""
+"""The environment that a core's process is started in: one OpenMP runtime, and how it waits.
 
+torch and numba each bring a thread pool. Two pools that spin on the same cores take each other's
+time, so both are made to find torch's own libgomp; only whoever starts the process can do that.
+"""
+
+import importlib.util
 import os
+from pathlib import Path
 
 # How long an idle thread of the matrix library spins before it sleeps. The runtime's own default,
 # a spin of many milliseconds, is for machines that do nothing else: beside a server, a gateway and
 # a client on the same cores, the spinning threads take the time of those that have work.
 SPIN_COUNT = "2000"
+# What torch is linked to, and what numba's OpenMP layer asks for.
+RUNTIME_NAMES = ("libgomp.so.1", "libgomp.so.1.0.0")
 
 
-def core_environment() -> dict[str, str]:
-    """Return this process's environment, with a short spin unless the operator has set one."""
-    chosen = os.environ.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}
-    return {**os.environ} if chosen else {**os.environ, "GOMP_SPINCOUNT": SPIN_COUNT}
+def core_environment(state_dir: Path) -> dict[str, str]:
+    """Return this process's environment, changed for a core; what the operator has set stays.
+
+    Links to torch's OpenMP runtime are made in `state_dir`, and numba's compiled kernels are kept
+    there. Where torch brings no libgomp (macOS, system builds) nothing is linked.
+    """
+    environment = {**os.environ}
+    if not environment.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
+        environment["GOMP_SPINCOUNT"] = SPIN_COUNT
+    environment.setdefault("NUMBA_CACHE_DIR", str(state_dir / "numba"))
+    runtime = _torch_runtime()
+    if runtime is not None:
+        links = _link(runtime, state_dir / "openmp")
+        others = environment.get("LD_LIBRARY_PATH")
+        environment["LD_LIBRARY_PATH"] = f"{links}:{others}" if others else str(links)
+        environment.setdefault("NUMBA_THREADING_LAYER", "omp")
+    return environment
+
+
+def _torch_runtime() -> Path | None:
+    """Find torch's libgomp without importing torch."""
+    spec = importlib.util.find_spec("torch")
+    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
+        runtime = Path(place) / "lib" / RUNTIME_NAMES[0]
+        if runtime.is_file():
+            return runtime.resolve()
+    return None
+
+
+def _link(runtime: Path, folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in RUNTIME_NAMES:
+        link = folder / name
+        if not link.is_symlink() or link.resolve() != runtime:
+            fresh = folder / f".{name}.{os.getpid()}"
+            fresh.unlink(missing_ok=True)
+            fresh.symlink_to(runtime)
+            fresh.replace(link)
+    return folder

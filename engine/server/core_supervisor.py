@@ -160,10 +160,11 @@ class CoreSupervisor:
     async def _spawn(self, commands: str, events: str) -> Process:
         config = msgspec.json.encode(self._config).decode()
         arguments = ("--config", config, "--commands", commands, "--events", events)
+        environment = await asyncio.to_thread(core_environment, Path(self._config.state_dir))
         try:
             # Our end of its stdin closes when we end, however that happens: then it ends too.
             return await asyncio.create_subprocess_exec(
-                *self._command, *arguments, stdin=PIPE, stdout=_STDERR, env=core_environment()
+                *self._command, *arguments, stdin=PIPE, stdout=_STDERR, env=environment
             )
         except OSError as problem:
             message = f"the engine core's process can't be started: {problem.strerror}"

@@ -169,7 +169,7 @@ def test_base_traffic_never_reaches_the_lora_kernels(
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("a step without adapters has no LoRA call")
 
-    monkeypatch.setattr("engine.model.layers.add_lora", refuse)
+    monkeypatch.setattr("engine.model.step_kernels.add_lora", refuse)
     plan, num_blocks = plan_of(BATCHES["mixed"])
     kv = kv_storage(decoder, num_blocks=num_blocks)
     ModelRunner(decoder=decoder, kv=kv, arena=arena_of(decoder, 1)).run(plan)

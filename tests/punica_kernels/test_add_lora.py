@@ -1,5 +1,6 @@
 """Both back ends compute the definition, and touch nothing else."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -8,7 +9,9 @@ from torch import Tensor
 
 from punica_kernels import cpu, dispatch, reference
 from punica_kernels.arena import Arena
+from punica_kernels.numba_lora import MAX_TOKENS, add_segments, scratch_len
 from punica_kernels.plan import LoraPlan, build_plan
+from punica_kernels.words import words
 from tests.punica_kernels.worlds import (
     MODULES,
     NUM_LAYERS,
@@ -20,7 +23,28 @@ from tests.punica_kernels.worlds import (
     tokens_with_adapter,
 )
 
-BACK_ENDS = {"reference": reference.add_lora, "cpu": cpu.add_lora, "dispatch": dispatch.add_lora}
+
+def numba_add_lora(
+    y: Tensor, x: Tensor, *, arena: Arena, module: str, layer: int, plan: LoraPlan
+) -> None:
+    """Run the numba kernel on two threads, over segments cut to what it takes."""
+    pieces = [
+        (start, min(MAX_TOKENS, one.stop - start), one.lora_index)
+        for one in plan.segments
+        for start in range(one.start, one.stop, MAX_TOKENS)
+    ]
+    segments = np.array(pieces, dtype=np.int64)
+    starts = np.array([0, len(pieces) // 2, len(pieces)], dtype=np.int64)
+    scratch = np.full((2, scratch_len(in_features=12, max_out=12, max_rank=8)), np.nan, np.float32)
+    add_segments(words(y), words(x), *arena.views(module, layer), segments, starts, scratch)
+
+
+BACK_ENDS = {
+    "reference": reference.add_lora,
+    "cpu": cpu.add_lora,
+    "dispatch": dispatch.add_lora,
+    "numba": numba_add_lora,
+}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ROWS_PER_ADAPTER = 5
 
@@ -121,7 +145,7 @@ def test_bf16_rounds_once_as_the_definition_does(
     x = torch.randn(plan.num_tokens, module.in_features, generator=generator).bfloat16()
     y = torch.randn(plan.num_tokens, module.out_features, generator=generator).bfloat16()
     results = []
-    for back_end in (reference.add_lora, cpu.add_lora):
+    for back_end in (reference.add_lora, cpu.add_lora, numba_add_lora):
         result = y.clone()
         back_end(result, x, arena=arena, module=module.name, layer=0, plan=plan)
         results.append(result)

@@ -18,9 +18,13 @@ from engine.sequence import Sequence
 BLOCK_SIZE = 4
 
 
-def load(model: Path, state_dir: Path, *, dtype: str = "fp32") -> LoadedModel:
+def load(
+    model: Path, state_dir: Path, *, dtype: str = "fp32", kernels: str = "torch"
+) -> LoadedModel:
     """Load a checkpoint with nothing but its place and format said."""
-    config = EngineConfig(model=str(model), state_dir=str(state_dir), dtype=dtype)
+    config = EngineConfig(
+        model=str(model), state_dir=str(state_dir), dtype=dtype, kernels=kernels, num_threads=1
+    )
     return load_model(config, progress=lambda text: None)
 
 

@@ -81,7 +81,7 @@ def test_attention_is_its_definition(chunks: list[tuple[int, int]]) -> None:
     kv.v.normal_()
     inputs, tables = step(kv, chunks)
     q = torch.randn(inputs.num_tokens, NUM_HEADS, HEAD_DIM)
-    attended = attend(q, kv, 0, plan_attention(inputs, kv))
+    attended = attend(q, kv, 0, plan_attention(inputs.chunks, kv))
     assert torch.allclose(attended, expected(q, kv, inputs, tables), atol=1e-5)
 
 
@@ -99,7 +99,7 @@ def test_nan_in_other_sequences_blocks_reaches_nobody() -> None:
             tensor[0, table] = rows.view(len(table), BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM)
     kv.v[0, tables[1]] = torch.nan
     q = torch.randn(inputs.num_tokens, NUM_HEADS, HEAD_DIM)
-    attended = attend(q, kv, 0, plan_attention(inputs, kv))
+    attended = attend(q, kv, 0, plan_attention(inputs.chunks, kv))
     is_nan = attended.isnan().any(dim=1)
     assert is_nan.tolist() == [False, True, False] + [False] * 6
 
@@ -126,7 +126,7 @@ def test_decode_groups_keep_their_bounds_and_cover_every_row_once() -> None:
     lengths = [1, 5, 700, 9000, 40_000, 60_000, 3, 61_000, 200, 8] * 3
     kv = storage(sum(-(-length // BLOCK_SIZE) for length in lengths))
     inputs, _ = step(kv, [(length - 1, 1) for length in lengths])
-    plan = plan_attention(inputs, kv)
+    plan = plan_attention(inputs.chunks, kv)
     rows: list[int] = []
     for group in plan.groups:
         num_seqs, num_blocks = group.block_ids.shape

@@ -1,0 +1,94 @@
+"""Number formats in numba kernels: bf16 is stored as uint16, and all arithmetic is fp32.
+
+`widen` and `narrow` are chosen by the array's dtype when a kernel is compiled, so that one source
+serves fp32 (where both do nothing) and bf16.
+"""
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic, overload
+
+# Reassociation lets LLVM vectorise sums; NaN and infinity keep their meaning.
+FAST_SUMS = {"reassoc", "contract", "nsz", "arcp"}
+
+_LOG2_E = np.float32(1.4426950408889634)
+_LN_2_HIGH = np.float32(0.693359375)
+_LN_2_LOW = np.float32(-2.12194440e-4)
+_LOWEST = np.float32(-87.3)
+_HIGHEST = np.float32(88.3)
+
+
+@intrinsic
+def float_of_bits(_context: Any, _bits: Any) -> Any:
+    """uint32 -> the float32 of the same bits."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.FloatType())
+
+    return types.float32(types.uint32), codegen
+
+
+@intrinsic
+def bits_of_float(_context: Any, _value: Any) -> Any:
+    """float32 -> the uint32 of the same bits."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.IntType(32))
+
+    return types.uint32(types.float32), codegen
+
+
+def widen(value: Any) -> Any:
+    """Return an array's element as float32."""
+    raise NotImplementedError("runs in numba kernels only")
+
+
+@overload(widen)
+def _widen(value):
+    if value == types.uint16:
+        return lambda value: float_of_bits(np.uint32(value) << np.uint32(16))
+    return lambda value: value
+
+
+def narrow(value: Any, like: Any) -> Any:
+    """Return float32 `value` in the format of array `like`'s elements, rounded to nearest even."""
+    raise NotImplementedError("runs in numba kernels only")
+
+
+@overload(narrow)
+def _narrow(value, like):
+    if like.dtype == types.uint16:
+
+        def rounded(value, like):
+            bits = bits_of_float(value)
+            odd = (bits >> np.uint32(16)) & np.uint32(1)
+            up = (bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)
+            quiet = (bits >> np.uint32(16)) | np.uint32(0x40)
+            is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+            return np.uint16(quiet if is_nan else up)
+
+        return rounded
+    return lambda value, like: value
+
+
+@njit(fastmath=FAST_SUMS, inline="always")
+def exp(x: Any) -> Any:
+    """e^x in fp32, inlined, so that loops over it vectorise; relative error below 1e-7.
+
+    Range reduction by log2 e, a polynomial, the exponent put in by bits (Cephes, expf). Below
+    -87.3 the result stays tiny, above 88.3 large: callers subtract a maximum or divide.
+    """
+    x = min(max(x, _LOWEST), _HIGHEST)
+    n = np.floor(x * _LOG2_E + np.float32(0.5))
+    r = x - n * _LN_2_HIGH - n * _LN_2_LOW
+    p = np.float32(1.9875691500e-4)
+    p = p * r + np.float32(1.3981999507e-3)
+    p = p * r + np.float32(8.3334519073e-3)
+    p = p * r + np.float32(4.1665795894e-2)
+    p = p * r + np.float32(1.6666665459e-1)
+    p = p * r + np.float32(5.0000001201e-1)
+    p = p * r * r + r + np.float32(1.0)
+    return p * float_of_bits(np.uint32(np.int32(n) + np.int32(127)) << np.uint32(23))

@@ -1,0 +1,108 @@
+"""Segmented LoRA on a CPU: each adapter's rows are read once, all slices of a module in one call.
+
+For segments of few tokens, where reading the rows is what costs; long segments are for a matrix
+library.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba import njit, prange
+from numba.extending import overload
+
+from punica_kernels.numba_floats import FAST_SUMS, narrow, widen
+
+MAX_TOKENS = 8  # of a segment that these kernels take
+_ROWS_AT_ONCE = 4
+
+
+def scratch_len(*, in_features: int, max_out: int, max_rank: int) -> int:
+    """Return the fp32 elements that a thread works in: inputs, v and one slice's outputs."""
+    return MAX_TOKENS * (in_features + max_rank + max_out)
+
+
+def _add_segments(y, x, a, b, row0s, ranks, scales, column0s, segments, segment_starts, scratch):
+    """y[t, columns of slice] += scale * (x[t] · a[slice, span]ᵀ) · b[span, columns].
+
+    y               [num_tokens, out], x [num_tokens, in]
+    a               [num_slices, num_rows, in], b [num_rows, out]: the arena's, of one layer
+    row0s           [capacity] int64, by lora_index
+    ranks, scales   [num_slices, capacity] int64 and fp32
+    column0s        [num_slices + 1] first column of each slice, and the end
+    segments        [num_segments, 3] int64: start, num_tokens (at most MAX_TOKENS), lora_index
+    segment_starts  [num_threads + 1]: which segments a thread takes
+    scratch         [num_threads, scratch_len] fp32
+
+    All arithmetic is fp32, y is rounded once for each slice, and a row's result depends on no
+    other row.
+    """
+    for thread in prange(segment_starts.shape[0] - 1):
+        for i in range(segment_starts[thread], segment_starts[thread + 1]):
+            _add_segment(
+                y, x, a, b, row0s, ranks, scales, column0s, scratch[thread],
+                segments[i, 0], segments[i, 1], segments[i, 2],
+            )  # fmt: skip
+
+
+def _add_segment(*_arguments: Any) -> None:
+    raise NotImplementedError("runs in numba kernels only")
+
+
+@overload(_add_segment, jit_options={"fastmath": FAST_SUMS})
+def _add_segment_in_kernel(
+    y, x, a, b, row0s, ranks, scales, column0s, mine, start, num_tokens, lora_index
+):
+    def add_segment(
+        y, x, a, b, row0s, ranks, scales, column0s, mine, start, num_tokens, lora_index
+    ):
+        num_slices, in_features = a.shape[0], a.shape[2]
+        row0 = row0s[lora_index]
+        for t in range(num_tokens):
+            for i in range(in_features):
+                mine[t * in_features + i] = widen(x[start + t, i])
+        v0 = num_tokens * in_features
+        for s in range(num_slices):
+            rank, scale = ranks[s, lora_index], scales[s, lora_index]
+            if rank == 0:
+                continue
+            for r in range(rank):
+                for t in range(num_tokens):
+                    x0 = t * in_features
+                    total = np.float32(0.0)
+                    for i in range(in_features):
+                        total += mine[x0 + i] * widen(a[s, row0 + r, i])
+                    mine[v0 + t * rank + r] = total * scale
+            column0, width = column0s[s], column0s[s + 1] - column0s[s]
+            y0 = v0 + num_tokens * rank
+            for t in range(num_tokens):
+                for c in range(width):
+                    mine[y0 + t * width + c] = np.float32(0.0)
+            whole = rank - rank % _ROWS_AT_ONCE
+            for r in range(0, whole, _ROWS_AT_ONCE):
+                row = row0 + r
+                for t in range(num_tokens):
+                    out0, v = y0 + t * width, v0 + t * rank + r
+                    v_0, v_1, v_2, v_3 = mine[v], mine[v + 1], mine[v + 2], mine[v + 3]
+                    for c in range(width):
+                        mine[out0 + c] += (
+                            v_0 * widen(b[row, column0 + c])
+                            + v_1 * widen(b[row + 1, column0 + c])
+                            + v_2 * widen(b[row + 2, column0 + c])
+                            + v_3 * widen(b[row + 3, column0 + c])
+                        )
+            for r in range(whole, rank):
+                for t in range(num_tokens):
+                    out0, v_0 = y0 + t * width, mine[v0 + t * rank + r]
+                    for c in range(width):
+                        mine[out0 + c] += v_0 * widen(b[row0 + r, column0 + c])
+            for t in range(num_tokens):
+                for c in range(width):
+                    place = column0 + c
+                    value = widen(y[start + t, place]) + mine[y0 + t * width + c]
+                    y[start + t, place] = narrow(value, y)
+
+    return add_segment
+
+
+add_segments = njit(parallel=True, fastmath=FAST_SUMS, cache=True)(_add_segments)
+add_segments_serially = njit(fastmath=FAST_SUMS, cache=True)(_add_segments)
