@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 from engine.errors import InvalidModel
@@ -54,8 +55,8 @@ def numba_problem() -> str | None:
     if sys.platform != "linux":
         return "only on Linux is one OpenMP runtime arranged for torch and numba"
     try:
-        import torch  # noqa: F401 - its runtime is what is looked for
-        from numba.np.ufunc import omppool  # noqa: F401 - loads numba's
+        import_module("torch")  # its runtime is what is looked for
+        import_module("numba.np.ufunc.omppool")  # loads numba's
     except ImportError as error:
         return f"numba's OpenMP layer can't be loaded ({error.name or 'unknown module'})"
     found = openmp_runtimes()

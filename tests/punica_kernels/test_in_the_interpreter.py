@@ -1,4 +1,7 @@
-"""Starts the Triton tests in Triton's interpreter, which must be chosen before the first import."""
+"""Starts the Triton tests in Triton's interpreter, which must be chosen before the first import.
+
+What `make test-interpret` does, as a part of `make test`.
+"""
 
 import os
 import subprocess
@@ -9,14 +12,23 @@ import pytest
 
 pytest.importorskip("triton")
 
-FOLDER = Path(__file__).with_name("triton")
+TESTS = Path(__file__).parents[1]
+INTERPRETED = (TESTS / "punica_kernels" / "triton", TESTS / "end_to_end" / "test_triton_path.py")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="this is that process")
 def test_triton_kernels_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(FOLDER)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        *map(str, INTERPRETED),
+    ]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     run = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]

@@ -70,7 +70,11 @@ def tokenizer(model_dir: Path) -> ModelTokenizer:
 def start_worker(model_dir: Path) -> StartWorker:
     @asynccontextmanager
     async def start(**changes: Any) -> AsyncIterator[RunningWorker]:
-        engine = EngineConfig(model=str(model_dir), state_dir="unused", served_model_name="tiny")
+        engine = EngineConfig(
+            model=str(model_dir),
+            state_dir=str(model_dir.parent / "state"),
+            served_model_name="tiny",
+        )
         settings = WorkerSettings(engine=engine, **changes)
         lines: list[dict[str, Any]] = []
         supervisor = CoreSupervisor(settings.engine, command=ECHO_CORE, emit=lines.append)

@@ -81,8 +81,8 @@ async def test_core_that_sends_nonsense_is_replaced(running: RunningWorker):
         ("dies-at-start", "status 7", "engine_unavailable"),
     ],
 )
-async def test_first_start_that_fails_says_why(model, words, code):
-    engine = EngineConfig(model=model, state_dir="unused")
+async def test_first_start_that_fails_says_why(model, words, code, tmp_path):
+    engine = EngineConfig(model=model, state_dir=str(tmp_path))
     supervisor = CoreSupervisor(engine, command=ECHO_CORE, emit=lambda _line: None)
     with pytest.raises(CoreStartFailed, match=words) as failed:
         await supervisor.start()
@@ -92,7 +92,7 @@ async def test_first_start_that_fails_says_why(model, words, code):
 
 async def test_unreadable_tokenizer_is_a_failed_start(tmp_path: Path):
     (tmp_path / "tokenizer.json").write_text("{}")
-    engine = EngineConfig(model=str(tmp_path), state_dir="unused")
+    engine = EngineConfig(model=str(tmp_path), state_dir=str(tmp_path / "state"))
     supervisor = CoreSupervisor(engine, command=ECHO_CORE, emit=lambda _line: None)
     with pytest.raises(CoreStartFailed, match="tokenizer"):
         await supervisor.start()

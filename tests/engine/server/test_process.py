@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -26,7 +27,11 @@ Worker = subprocess.Popen[bytes]
 
 @contextmanager
 def worker_process(model: Path | str, **settings: Any) -> Iterator[Worker]:
-    engine = {"model": str(model), "state_dir": "unused", "served_model_name": "tiny"}
+    engine = {
+        "model": str(model),
+        "state_dir": str(model.parent / "state"),
+        "served_model_name": "tiny",
+    }
     config = json.dumps({"engine": engine, **settings})
     environment = {k: v for k, v in os.environ.items() if k != "LORAPLEX_CLUSTER_TOKEN"}
     process = subprocess.Popen(
@@ -39,6 +44,7 @@ def worker_process(model: Path | str, **settings: Any) -> Iterator[Worker]:
     try:
         yield process
     finally:
+        shutil.rmtree(state_dir, ignore_errors=True)
         process.kill()
         process.wait()
         for pipe in (process.stdin, process.stdout, process.stderr):
