@@ -14,7 +14,6 @@ from punica_kernels.fused_layers import add_rms_norm, rms_norm, rotate, silu_mul
 from punica_kernels.paged_attention import paged_attention
 from punica_kernels.store_kv import store_kv
 from punica_kernels.triton_lora import TritonLora
-from punica_kernels.triton_tiles import family_of
 
 
 class TritonKernels:
@@ -53,8 +52,8 @@ class TritonStep:
             inputs.chunks,
             num_heads=spec.num_heads,
             num_kv_heads=spec.num_kv_heads,
+            dtype=kv.k.dtype,
             device=kv.k.device,
-            family=family_of(kv.k.device),
         )
         self._lora = self._lora_plan = None
         if lora is not None:

@@ -27,11 +27,8 @@ Worker = subprocess.Popen[bytes]
 
 @contextmanager
 def worker_process(model: Path | str, **settings: Any) -> Iterator[Worker]:
-    engine = {
-        "model": str(model),
-        "state_dir": str(model.parent / "state"),
-        "served_model_name": "tiny",
-    }
+    state_dir = tempfile.mkdtemp(prefix="loraplex-test-")
+    engine = {"model": str(model), "state_dir": state_dir, "served_model_name": "tiny"}
     config = json.dumps({"engine": engine, **settings})
     environment = {k: v for k, v in os.environ.items() if k != "LORAPLEX_CLUSTER_TOKEN"}
     process = subprocess.Popen(
