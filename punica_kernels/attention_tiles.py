@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from punica_kernels.triton_tiles import (
-    DECODE_ATTENTION,
-    PREFILL_ATTENTION,
     AttentionTiles,
-    Family,
+    decode_tiles,
+    family_of,
     next_power_of_2,
     num_context_splits,
+    prefill_tiles,
 )
 
 _SMALLEST_BUCKET = 8
@@ -70,17 +70,17 @@ def plan_attention(
     *,
     num_heads: int,
     num_kv_heads: int,
+    dtype: torch.dtype,
     device: torch.device,
-    family: Family,
 ) -> PagedPlan:
     """Cut the chunks of a step into tiles, padded to powers of two."""
-    group = next_power_of_2(num_heads // num_kv_heads)
+    family, group = family_of(device), next_power_of_2(num_heads // num_kv_heads)
     decodes = [index for index, chunk in enumerate(chunks) if chunk.num_tokens == 1]
     longer = [index for index, chunk in enumerate(chunks) if chunk.num_tokens > 1]
     launches = []
     for members, tiles in (
-        (decodes, DECODE_ATTENTION[family]),
-        (longer, PREFILL_ATTENTION[family]),
+        (decodes, decode_tiles(family, dtype)),
+        (longer, prefill_tiles(family, dtype)),
     ):
         if members:
             block_q = 1 if members is decodes else max(tiles.block_m // group, 1)

@@ -90,6 +90,10 @@ _DECODE = AttentionTiles(block_m=16, block_n=64, num_warps=4, num_stages=2)
 _PREFILL = AttentionTiles(block_m=64, block_n=64, num_warps=4, num_stages=2)
 _PREFILL_SM_80 = AttentionTiles(block_m=64, block_n=64, num_warps=8, num_stages=2)
 
+# Exact products of fp32 don't run on tensor cores and want registers.
+_DECODE_FP32 = AttentionTiles(block_m=16, block_n=16, num_warps=4, num_stages=1)
+_PREFILL_FP32 = AttentionTiles(block_m=32, block_n=16, num_warps=8, num_stages=1)
+
 SHORT_LORA = dict.fromkeys(Family, _SHORT)
 LONG_LORA = dict.fromkeys(Family, _LONG)
 ROW_LORA = dict.fromkeys(Family, _ROW)
@@ -111,6 +115,16 @@ def lora_tiles(family: Family, *, longest_segment: int) -> LoraTiles:
     """Return the tiles for a plan whose longest segment has so many rows."""
     short = SHORT_LORA[family]
     return short if longest_segment <= short.block_m else LONG_LORA[family]
+
+
+def decode_tiles(family: Family, dtype: torch.dtype) -> AttentionTiles:
+    """Return the tiles for chunks of one token."""
+    return _DECODE_FP32 if dtype is torch.float32 else DECODE_ATTENTION[family]
+
+
+def prefill_tiles(family: Family, dtype: torch.dtype) -> AttentionTiles:
+    """Return the tiles for longer chunks."""
+    return _PREFILL_FP32 if dtype is torch.float32 else PREFILL_ATTENTION[family]
 
 
 def num_feature_splits(in_features: int, max_splits: int) -> int:

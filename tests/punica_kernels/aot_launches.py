@@ -1,6 +1,6 @@
 """Every kernel with every choice of tiles, on the shapes of Llamas of 1B and 8B."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -17,13 +17,13 @@ from punica_kernels.triton_bgmv import row_expand, row_shrink
 from punica_kernels.triton_expand import expand
 from punica_kernels.triton_shrink import shrink
 from punica_kernels.triton_tiles import (
-    DECODE_ATTENTION,
     LONG_LORA,
-    PREFILL_ATTENTION,
     ROW_LORA,
     SHORT_LORA,
     Family,
+    decode_tiles,
     num_feature_splits,
+    prefill_tiles,
 )
 from tests.punica_kernels.aot import Launch, launches_of
 
@@ -57,6 +57,7 @@ def all_launches(family: Family, dtype: torch.dtype = torch.bfloat16) -> list[La
         *lora_launches(large, family, dtype, module="down"),
         *attention_launches(small, family, dtype, splits=(1,)),
         *attention_launches(large, family, dtype, splits=(1, 8)),
+        *attention_launches(replace(large, name="8B fp32"), family, torch.float32, splits=(1,)),
         *layer_launches(small, dtype),
         *layer_launches(large, dtype),
     ]
@@ -119,8 +120,8 @@ def attention_launches(
     cells = empty(256, 16, shape.num_kv_heads, shape.head_dim, dtype=dtype)
     found = []
     for kind, tiles in (
-        ("decode", DECODE_ATTENTION[family]),
-        ("prefill", PREFILL_ATTENTION[family]),
+        ("decode", decode_tiles(family, dtype)),
+        ("prefill", prefill_tiles(family, dtype)),
     ):
         for num_splits in splits:
             launch = QueryTiles(

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from punica_kernels.attention_tiles import PagedPlan, plan_attention
 from punica_kernels.paged_attention import paged_attention
-from punica_kernels.triton_tiles import family_of
 from tests.punica_kernels.triton.lora_worlds import TOLERANCES
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -38,8 +37,8 @@ class World:
             self.chunks,
             num_heads=self.q.shape[1],
             num_kv_heads=self.k.shape[2],
+            dtype=self.q.dtype,
             device=self.q.device,
-            family=family_of(self.q.device),
         )
 
     def attend(self, plan: PagedPlan | None = None) -> Tensor:
