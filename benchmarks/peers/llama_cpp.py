@@ -48,8 +48,8 @@ class LlamaCpp(ServerPeer):
             *("--threads", str(setup.num_threads), "--threads-batch", str(setup.num_threads)),
             *("--parallel", str(setup.max_num_seqs)),
             *("--ctx-size", str(setup.num_kv_tokens)),
-            *("--lora", ",".join(str(path) for path in self._adapters)),
-            "--lora-init-without-apply",
+            # Of scale 0 for whoever doesn't ask for it; --lora alone would add all to the base.
+            *("--lora-scaled", ",".join(f"{path}:0" for path in self._adapters)),
             "--log-disable",
         ]
 
