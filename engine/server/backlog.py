@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Set
+from dataclasses import dataclass
 
 from engine.protocol import AddRequest, SequenceOutput
 
@@ -12,6 +13,18 @@ UNKNOWN_WAIT_S = 5.0
 # How far back the rate and the usual length of an answer look.
 RATE_WINDOW_S = 10.0
 ANSWERS_WINDOW = 32
+# Until answers have shown their length; who sets no max_tokens asks for all of the context.
+FIRST_USUAL_ANSWER = 256.0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Counted:
+    """One request; num_answer_tokens of all its samples, None while it waits."""
+
+    num_prompt_tokens: int
+    num_samples: int
+    num_queued_tokens: int
+    num_answer_tokens: int | None = None
 
 
 class Backlog:
@@ -24,10 +37,8 @@ class Backlog:
 
     def __init__(self, *, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._waiting: dict[str, int] = {}
-        self._num_prompt_tokens: dict[str, int] = {}
-        self._num_answer_tokens: dict[str, int] = {}
-        self._usual_answer: float | None = None
+        self._requests: dict[str, _Counted] = {}
+        self._usual_answer = FIRST_USUAL_ANSWER
         # Tokens and the seconds that they took; both fade with those seconds.
         self._num_recent_tokens = 0.0
         self._recent_s = 0.0
@@ -36,44 +47,46 @@ class Backlog:
 
     def add(self, request: AddRequest) -> None:
         """Count a request that has been sent to the core."""
-        if not self._num_prompt_tokens:
+        if not self._requests:
             self._noted_at_s = self._clock()
-        num_prompt_tokens = len(request.prompt_ids)
-        answer = request.params.max_tokens
-        if self._usual_answer is not None:
-            answer = min(answer, math.ceil(self._usual_answer))
-        self._num_prompt_tokens[request.request_id] = num_prompt_tokens
-        self._waiting[request.request_id] = num_prompt_tokens + answer * request.params.n
-        self.num_waiting_tokens += self._waiting[request.request_id]
+        num_prompt_tokens, num_samples = len(request.prompt_ids), request.params.n
+        answer = min(request.params.max_tokens, math.ceil(self._usual_answer))
+        counted = _Counted(
+            num_prompt_tokens=num_prompt_tokens,
+            num_samples=num_samples,
+            num_queued_tokens=num_prompt_tokens + num_samples * answer,
+        )
+        self._requests[request.request_id] = counted
+        self.num_waiting_tokens += counted.num_queued_tokens
 
     def bring(self, output: SequenceOutput) -> None:
-        """Take what the core has computed for a request that hasn't ended."""
-        request_id = output.request_id
-        if request_id not in self._num_prompt_tokens:
+        """Take what the core has computed; of a request that has ended, nothing."""
+        counted = self._requests.get(output.request_id)
+        if counted is None:
             return
         num_tokens = len(output.token_ids)
-        if request_id in self._waiting:
-            self.num_waiting_tokens -= self._waiting.pop(request_id)
-            self._num_answer_tokens[request_id] = 0
-            num_tokens += max(0, self._num_prompt_tokens[request_id] - output.num_cached_tokens)
-        self._num_answer_tokens[request_id] += len(output.token_ids)
+        if counted.num_answer_tokens is None:
+            counted.num_answer_tokens = 0
+            self.num_waiting_tokens -= counted.num_queued_tokens
+            self._note(max(0, counted.num_prompt_tokens - output.num_cached_tokens))
+        counted.num_answer_tokens += num_tokens
         self._note(num_tokens)
 
     def end(self, request_id: str) -> None:
         """Forget a request, however it has ended. Safe to call again."""
-        self.num_waiting_tokens -= self._waiting.pop(request_id, 0)
-        self._num_prompt_tokens.pop(request_id, None)
-        answer = self._num_answer_tokens.pop(request_id, None)
-        if answer is None:
+        counted = self._requests.pop(request_id, None)
+        if counted is None:
             return
-        if self._usual_answer is None:
-            self._usual_answer = answer
-        self._usual_answer += (answer - self._usual_answer) / ANSWERS_WINDOW
+        if counted.num_answer_tokens is None:
+            self.num_waiting_tokens -= counted.num_queued_tokens
+        else:
+            answer = counted.num_answer_tokens / counted.num_samples
+            self._usual_answer += (answer - self._usual_answer) / ANSWERS_WINDOW
 
     @property
     def request_ids(self) -> Set[str]:
         """Requests that have not ended."""
-        return self._num_prompt_tokens.keys()
+        return self._requests.keys()
 
     def wait_s(self) -> float:
         """Estimate how long what is queued now will take, within MIN_WAIT_S and MAX_WAIT_S."""
@@ -85,11 +98,9 @@ class Backlog:
         return min(max(wait_s, MIN_WAIT_S), MAX_WAIT_S)
 
     def check_invariants(self) -> None:
-        """Every request waits or has begun to answer, and the sum is that of its parts."""
-        assert self.num_waiting_tokens == sum(self._waiting.values())
-        assert not self._waiting.keys() & self._num_answer_tokens.keys()
-        known = self._waiting.keys() | self._num_answer_tokens.keys()
-        assert known == self._num_prompt_tokens.keys()
+        """What is queued is the sum of what waits."""
+        waiting = [one for one in self._requests.values() if one.num_answer_tokens is None]
+        assert self.num_waiting_tokens == sum(one.num_queued_tokens for one in waiting)
 
     def _note(self, num_tokens: int) -> None:
         now_s = self._clock()

@@ -3,7 +3,13 @@
 import pytest
 
 from engine.protocol import AddRequest, SamplingParams, SequenceOutput
-from engine.server.backlog import MAX_WAIT_S, MIN_WAIT_S, UNKNOWN_WAIT_S, Backlog
+from engine.server.backlog import (
+    FIRST_USUAL_ANSWER,
+    MAX_WAIT_S,
+    MIN_WAIT_S,
+    UNKNOWN_WAIT_S,
+    Backlog,
+)
 
 
 class Clock:
@@ -108,12 +114,26 @@ def test_what_was_long_ago_is_forgotten(scene):
 
 def test_an_answer_counts_as_long_as_answers_have_been(scene):
     """A client that sets no max_tokens asks for all of the context, and hardly ever gets it."""
-    for number in range(200):
+    scene.add("a", num_prompt=100, max_tokens=8000)
+    assert scene.backlog.num_waiting_tokens == 100 + FIRST_USUAL_ANSWER
+    scene.end("a")
+    for number in range(400):
         scene.serve(f"{number}", after_s=1.0, num_tokens=20)
 
     scene.add("b", num_prompt=100, max_tokens=8000)
 
-    assert scene.backlog.num_waiting_tokens == 120
+    assert scene.backlog.num_waiting_tokens == 121
+
+
+def test_samples_are_answers_each(scene):
+    for number in range(400):
+        scene.add(f"{number}", max_tokens=8000, n=4)
+        scene.bring(f"{number}", 80)
+        scene.end(f"{number}")
+
+    scene.add("b", num_prompt=100, max_tokens=8000, n=2)
+
+    assert scene.backlog.num_waiting_tokens == 100 + 2 * 21
 
 
 def test_wait_is_never_silly(scene):
