@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -76,7 +77,7 @@ class ModuleTables:
 
 
 class DeviceTables:
-    """What the arena's tables say, on its device: one line per adapter, replaced when it changes.
+    """What the arena's own tables say, on its device: a line per adapter, replaced when it changes.
 
     Only whoever plans a step refreshes it, before the step's first launch.
 
@@ -161,21 +162,22 @@ class DeviceTables:
         self._ranks, self._row0, self._scales = new
 
     def _write_line(self, lora_index: int) -> None:
-        ranks, row0s = [0] * self._num_columns, [0] * self._num_columns
-        scales = [0.0] * self._num_columns
+        host = self.arena.tables
+        ranks, row0s = (np.zeros(self._num_columns, dtype=np.int32) for _ in range(2))
+        scales = np.zeros(self._num_columns, dtype=np.float32)
         max_ranks: dict[str, int] = {}
-        spans = self.arena.spans(lora_index)
         for module in self.arena.modules:
-            for layer in range(self.arena.num_layers_of(module.name)):
-                column0 = self._columns[module.name] + layer * module.num_slices
-                for part in self.arena.weights(module.name, layer, lora_index).slices:
-                    column = column0 + part.slice_index
-                    ranks[column], scales[column] = part.rank, part.scale
-                    row0s[column] = spans[module.group].row0
-                    max_ranks[module.name] = max(max_ranks.get(module.name, 0), part.rank)
-        self._ranks[lora_index] = torch.tensor(ranks, dtype=torch.int32)
-        self._row0[lora_index] = torch.tensor(row0s, dtype=torch.int32)
-        self._scales[lora_index] = torch.tensor(scales, dtype=torch.float32)
+            column0 = self._columns[module.name]
+            of_module = host.ranks(module.name)[:, :, lora_index].ravel()
+            columns = slice(column0, column0 + of_module.size)
+            ranks[columns] = of_module
+            row0s[columns] = host.row0s(module.group)[lora_index]
+            scales[columns] = host.scales(module.name)[:, :, lora_index].ravel()
+            if of_module.any():
+                max_ranks[module.name] = int(of_module.max())
+        self._ranks[lora_index] = torch.from_numpy(ranks)
+        self._row0[lora_index] = torch.from_numpy(row0s)
+        self._scales[lora_index] = torch.from_numpy(scales)
         self._max_ranks[lora_index] = max_ranks
 
 

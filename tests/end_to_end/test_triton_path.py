@@ -1,0 +1,135 @@
+"""The whole engine on Triton's kernels gives the tokens of the plain back end.
+
+In Triton's interpreter, in a process of its own that test_in_the_interpreter.py starts.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("runs in Triton's interpreter", allow_module_level=True)
+
+import engine.model.decoder
+from engine.llm import LLM, Completion
+from engine.model.rotary import RotaryTable
+from engine.model.triton_kernels import TritonKernels
+from engine.protocol import SamplingParams
+from punica_kernels import triton_lora
+from tests.end_to_end.conditions import lora_id, what_happens
+from tests.end_to_end.grades import GradeE1, teacher_forced_logits
+from tests.end_to_end.peft_reference import BASE, save_random_adapter, save_word_tokenizer
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers`"),
+]
+
+ADAPTERS = {
+    "all-6": {"r": 6, "lora_alpha": 12, "target_modules": "all-linear"},
+    "qv-17": {"r": 17, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]},
+    "head-4": {"r": 4, "lora_alpha": 8, "target_modules": ["down_proj", "lm_head"]},
+}
+NUM_TOKENS = 4
+CHUNK = 24
+
+
+class PlainReference:
+    """The plain torch back end as the oracle of E1."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+
+    def logits(self, token_ids: list[int], *, name: str | None) -> torch.Tensor:
+        return teacher_forced_logits(self._llm, token_ids, lora_id(name))
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LLM, LLM]]:
+    """Return two engines of one tiny Llama, on Triton's kernels and on plain torch."""
+    root = tmp_path_factory.mktemp("tiny")
+    save_two_layers(root / "base")
+    for seed, (name, config) in enumerate(ADAPTERS.items()):
+        save_random_adapter(root / "base", root / name, seed=seed, **config)
+    with new_engine(root, "triton") as ours, new_engine(root, "torch") as plain:
+        decoder = ours.loaded.decoder
+        rotary = RotaryTable(
+            decoder.spec, max_model_len=96, dtype=torch.float32, device=torch.device("cpu")
+        )
+        decoder.kernels = TritonKernels(decoder.spec, rotary)
+        yield ours, plain
+
+
+def save_two_layers(directory: Path) -> None:
+    """Save the smallest Llama that has grouped query heads and more than one layer."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=128,
+        hidden_size=48,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        initializer_range=0.2,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    LlamaForCausalLM(config).save_pretrained(directory)
+    save_word_tokenizer(directory, num_words=128)
+
+
+def new_engine(root: Path, name: str) -> LLM:
+    llm = LLM(
+        str(root / "base"),
+        state_dir=str(root / f"state-{name}"),
+        dtype="fp32",
+        kernels="torch",
+        max_tokens_per_step=CHUNK,
+        max_model_len=96,
+        max_num_seqs=8,
+        num_threads=1,
+    )
+    for adapter in ADAPTERS:
+        llm.load_adapter(lora_id(adapter), root / adapter)
+    return llm
+
+
+def test_base_and_three_adapters_chunked_and_cached_are_e1(
+    engines: tuple[LLM, LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice the same prompts: the second time their full blocks are found."""
+    ours, plain = engines
+    monkeypatch.setattr(engine.model.decoder, "add_lora", triton_lora.add_lora)
+    names = [BASE, *ADAPTERS, "all-6"]
+    generator = torch.Generator().manual_seed(3)
+    prompts = [
+        torch.randint(3, 128, (length,), generator=generator).tolist()
+        for length in (3, 40, 1, 18, 33)
+    ]
+    grade = GradeE1(PlainReference(plain))
+    for round_ in range(2):
+        with what_happens(ours) as counted:
+            completions = generate(ours, prompts, names)
+        assert counted["num_steps_with_several_adapters"] > 0
+        assert (counted["num_cached_tokens"] > 0) == (round_ > 0)
+        for completion, name in zip(completions, names, strict=True):
+            grade.check_logprobs(completion, name=name)
+        assert tokens(completions) == tokens(generate(plain, prompts, names))
+    for completion, name in zip(completions, names, strict=True):
+        grade.check(ours, completion, name=name, lora_id=lora_id(name))
+    assert grade.excuses == []
+
+
+def generate(llm: LLM, prompts: list[list[int]], names: list[str | None]) -> list[Completion]:
+    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True, num_logprobs=1)
+    return llm.generate(prompts, params, lora_ids=[lora_id(name) for name in names])
+
+
+def tokens(completions: list[Completion]) -> list[list[int]]:
+    return [completion.token_ids for completion in completions]
