@@ -28,6 +28,7 @@ def check_kernels(world: World) -> list[dict[str, object]]:
     results = []
     for shape in world.shapes:
         results += _check_lora(world, shape)
+        results.append(_check_neighbours(world, shape))
         results += _check_attention(world, shape)
         results += _check_layers(world, shape)
     return results
@@ -60,6 +61,25 @@ def _check_lora(world: World, shape: Shape) -> list[dict[str, object]]:
             lora.add_lora(y, x, module=module.name, layer=1, plan=lora.plan(plan))
             results.append(_line(f"{shape.name} lora {module.name}, {name}", y, wanted))
     return results
+
+
+def _check_neighbours(world: World, shape: Shape) -> dict[str, object]:
+    """Grade E3: what a row gets is bitwise the same alone and among others."""
+    arena = random_arena(world, shape, [8, 16], num_layers=1)
+    lora, module = TritonLora(arena), arena.modules[-1]
+    largest = 0.0
+    for rows in (1, 5):
+        x, mine = world.randn(rows + 19, module.in_features), slice(7, 7 + rows)
+        results = []
+        for part, runs in ((x[mine], [(0, rows)]), (x, [(1, 7), (0, rows), (1, 12)])):
+            plan = build_plan([index for index, _ in runs], [length for _, length in runs])
+            assert plan is not None
+            y = torch.zeros(len(part), module.out_features, dtype=x.dtype, device=x.device)
+            lora.add_lora(y, part, module=module.name, layer=0, plan=lora.plan(plan))
+            results.append(y)
+        alone, among = results
+        largest = max(largest, float((alone.float() - among[mine].float()).abs().max()))
+    return {"check": f"{shape.name} neighbours", "largest_error": largest, "passed": largest == 0.0}
 
 
 def _poison_last_row(arena: Arena) -> None:

@@ -58,11 +58,25 @@ class PagedPlan:
     Chunks of one token and longer ones are launched apart: the first want little tiles and, when
     they are few, many splits.
 
-    block_tables   [num_seqs, max_blocks] int32; what is behind a sequence's last block isn't read
+    block_tables   [num_seqs, max_blocks] int32, both padded to powers of two; what is behind a
+                   sequence's last block isn't read
     """
 
     launches: tuple[QueryTiles, ...]
     block_tables: Tensor
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """What a captured graph is fixed to: plans of one shape may take each other's place."""
+        launches = [(one.lines.shape[0], one.block_q, one.num_splits) for one in self.launches]
+        return (*launches, tuple(self.block_tables.shape))
+
+    def take(self, other: "PagedPlan") -> None:
+        """Become `other` in place; both have one shape."""
+        assert self.shape == other.shape, "a graph only runs plans of its own shape"
+        self.block_tables.copy_(other.block_tables)
+        for mine, theirs in zip(self.launches, other.launches, strict=True):
+            mine.lines.copy_(theirs.lines)
 
 
 def plan_attention(
@@ -109,16 +123,15 @@ def _lines(chunk: AttentionChunk, index: int, block_q: int) -> list[tuple[int, .
 
 
 def _padded(lines: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Pad with lines of zeros to a power of two."""
     bucket = max(next_power_of_2(len(lines)), _SMALLEST_BUCKET)
-    return [*lines, *[(0, 0, 0, 0)] * (bucket - len(lines))]
+    return [*lines, *[(0,) * len(lines[0])] * (bucket - len(lines))]
 
 
 def _block_tables(chunks: Sequence[AttentionChunk], device: torch.device) -> Tensor:
     width = next_power_of_2(max(len(chunk.block_table) for chunk in chunks))
-    return _on_device(
-        [(*chunk.block_table, *[0] * (width - len(chunk.block_table))) for chunk in chunks],
-        device,
-    )
+    tables = [(*chunk.block_table, *[0] * (width - len(chunk.block_table))) for chunk in chunks]
+    return _on_device(_padded(tables), device)
 
 
 def _on_device(lines: Sequence[tuple[int, ...]], device: torch.device) -> Tensor:

@@ -23,7 +23,7 @@ def split_range(
     return begin, tl.minimum(begin + length, stop)
 
 
-@triton.jit(do_not_specialize=["scale"])
+@triton.jit(do_not_specialize=["scale", "table_stride"])
 def attention_kernel(
     q_ptr: tl.tensor,
     k_ptr: tl.tensor,

@@ -173,3 +173,15 @@ def test_more_sequences_than_the_bucket_of_a_graph(device: torch.device) -> None
         one = world(*[(1, 5)] * count, dtype=torch.float32, device=device)
         assert [launch.lines.shape[0] for launch in one.plan().launches] == [bucket]
         assert_attends(one)
+
+
+def test_a_captured_plan_takes_another_ones_numbers(device: torch.device) -> None:
+    """What a graph does: the tensors stay, their numbers change."""
+    first = world((1, 9), (1, 5), (1, 12), dtype=torch.float32, device=device)
+    second = world((1, 11), (1, 2), dtype=torch.float32, device=device)
+    captured = first.plan()
+    captured.take(second.plan())
+    assert_attends(second, captured)
+    longer = world((1, 70), dtype=torch.float32, device=device)
+    with pytest.raises(AssertionError, match="plans of its own shape"):
+        captured.take(longer.plan())

@@ -202,3 +202,19 @@ def test_tables_follow_a_swap_and_a_move(device: torch.device) -> None:
         lora.add_lora(y, x, module="qkv", layer=0, plan=device_plan)
         assert_same(y, wanted, torch.float32)
     assert lora.tables.capacity == 256
+
+
+def test_a_launch_refuses_what_its_kernel_would_misread(device: torch.device) -> None:
+    arena = arena_of(module(8, in_features=8), {0: [4]}, dtype=torch.float32, device=device)
+    lora = TritonLora(arena)
+    plan = lora.plan(plan_of((0, 2), (0, 1)))
+    y, x = (torch.zeros(3, 8, device=device) for _ in range(2))
+    for bad_y, bad_x, words in (
+        (y, x.half(), "the base's format"),
+        (y, x[:2], "the module's input"),
+        (y[:, :4], x, "the module's output"),
+        (y, x.T.contiguous().T, "side by side"),
+        (y.double(), x, "no format of these kernels"),
+    ):
+        with pytest.raises(AssertionError, match=words):
+            lora.add_lora(bad_y, bad_x, module="qkv", layer=0, plan=plan)
