@@ -1,5 +1,6 @@
 """The default model and PEFT adapters as llama.cpp wants them: GGUF in bf16."""
 
+import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,17 +45,12 @@ def lora_copy(adapter: Path, base: Path, folder: Path) -> Path:
     copy = folder / f"{adapter.name}.gguf"
     if not copy.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        reader = gguf.GGUFReader(base)
         settings = json.loads((adapter / "adapter_config.json").read_text())
-        architecture = _text(reader, "general.architecture")
+        architecture, num_heads = _heads(base)
         writer = gguf.GGUFWriter(copy.with_suffix(".part"), architecture)
         writer.add_type(gguf.GGUFType.ADAPTER)
         writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
         writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, float(settings["lora_alpha"]))
-        num_heads = {
-            "attn_q": int(reader.fields[f"{architecture}.attention.head_count"].contents()),
-            "attn_k": int(reader.fields[f"{architecture}.attention.head_count_kv"].contents()),
-        }
         for name, values in lora_tensors(adapter, num_heads=num_heads):
             _add(writer, name, values)
         _finish(writer, copy)
@@ -92,11 +88,23 @@ def permuted(rows: npt.NDArray[Any], num_heads: int) -> npt.NDArray[Any]:
     return halves.swapaxes(1, 2).reshape(rows.shape)
 
 
+@functools.cache
+def _heads(base: Path) -> tuple[str, dict[str, int]]:
+    """The base's architecture, and how many heads its q and k have; reading it takes a second."""
+    reader = gguf.GGUFReader(base)
+    architecture = _text(reader, "general.architecture")
+    return architecture, {
+        "attn_q": int(reader.fields[f"{architecture}.attention.head_count"].contents()),
+        "attn_k": int(reader.fields[f"{architecture}.attention.head_count_kv"].contents()),
+    }
+
+
 def _add(writer: gguf.GGUFWriter, name: str, values: npt.NDArray[np.float32]) -> None:
     if values.ndim == 1:
         writer.add_tensor(name, values)
     else:
-        writer.add_tensor(name, gguf.quants.quantize(values, BF16), raw_dtype=BF16)
+        rounded = torch.from_numpy(values).to(torch.bfloat16)
+        writer.add_tensor(name, rounded.view(torch.uint8).numpy(), raw_dtype=BF16)
 
 
 def _copy_metadata(reader: gguf.GGUFReader, writer: gguf.GGUFWriter) -> None:

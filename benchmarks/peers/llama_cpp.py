@@ -50,6 +50,8 @@ class LlamaCpp(ServerPeer):
             *("--ctx-size", str(setup.num_kv_tokens)),
             # Of scale 0 for whoever doesn't ask for it; --lora alone would add all to the base.
             *("--lora-scaled", ",".join(f"{path}:0" for path in self._adapters)),
+            # Its cache in RAM hands one adapter's KV to another's request; slots keep their own.
+            *("--cache-ram", "0"),
             "--log-disable",
         ]
 
