@@ -107,8 +107,9 @@ def attention_kernels(shape: HeadShape) -> AttentionKernels:
                         qkv, row, positions[row], kv_slots[row], cos, sin, norm, eps, k, v,
                         num_heads, num_kv_heads, head_dim,
                     )  # fmt: skip
+                queries = qkv[row, :width]
                 for c in range(width):
-                    mine[c] = widen(qkv[row, c]) * softmax_scale
+                    mine[c] = widen(queries[c]) * softmax_scale
                 _sum_unit(
                     mine, block_tables[units[i, TABLE]], block_size,
                     units[i, FIRST_KEY], units[i, STOP_KEY], k, v,
@@ -123,9 +124,10 @@ def attention_kernels(shape: HeadShape) -> AttentionKernels:
                 else:
                     for h in range(num_heads):
                         factor = np.float32(1.0) / mine[totals0 + h]
+                        c0, c1 = h * head_dim, (h + 1) * head_dim
+                        sums, place = mine[sums0 + c0 : sums0 + c1], out[row, c0:c1]
                         for d in range(head_dim):
-                            c = h * head_dim + d
-                            out[row, c] = narrow(mine[sums0 + c] * factor, out)
+                            place[d] = narrow(sums[d] * factor, out)
         for i in range(joins.shape[0]):
             _join(partials, joins[i, 1], joins[i, 2], out, joins[i, 0], num_heads, head_dim)
 
@@ -151,28 +153,30 @@ def _turn_in_kernel(
     def turn(
         qkv, row, position, slot, cos, sin, norm, eps, k, v, num_heads, num_kv_heads, head_dim
     ):
+        row_cos, row_sin = cos[position], sin[position]
         for h in range(num_turned):
-            c0 = h * dim
+            head = qkv[row, h * dim : (h + 1) * dim]
             if norm.shape[0] > 0:
+                weight = norm[h]
                 total = np.float32(0.0)
                 for d in range(dim):
-                    value = widen(qkv[row, c0 + d])
+                    value = widen(head[d])
                     total += value * value
                 factor = np.float32(1.0) / np.sqrt(total / np.float32(dim) + eps)
                 for d in range(dim):
-                    normed = widen(narrow(widen(qkv[row, c0 + d]) * factor, qkv))
-                    qkv[row, c0 + d] = narrow(normed * widen(norm[h, d]), qkv)
+                    normed = widen(narrow(widen(head[d]) * factor, qkv))
+                    head[d] = narrow(normed * widen(weight[d]), qkv)
+            firsts, seconds = head[:half], head[half:]
             for d in range(half):
-                first, second = widen(qkv[row, c0 + d]), widen(qkv[row, c0 + half + d])
-                c, s = cos[position, d], sin[position, d]
+                first, second = widen(firsts[d]), widen(seconds[d])
+                c, s = row_cos[d], row_sin[d]
                 # Each product is rounded before the sum, as the checkpoints were trained.
                 turned = widen(narrow(first * c, qkv)) - widen(narrow(second * s, qkv))
-                qkv[row, c0 + d] = narrow(turned, qkv)
+                firsts[d] = narrow(turned, qkv)
                 turned = widen(narrow(second * c, qkv)) + widen(narrow(first * s, qkv))
-                qkv[row, c0 + half + d] = narrow(turned, qkv)
-        for i in range(kv_width):
-            k[slot * kv_width + i] = qkv[row, k0 + i]
-            v[slot * kv_width + i] = qkv[row, v0 + i]
+                seconds[d] = narrow(turned, qkv)
+        k[slot * kv_width : (slot + 1) * kv_width] = qkv[row, k0:v0]
+        v[slot * kv_width : (slot + 1) * kv_width] = qkv[row, v0:]
 
     return turn
 
@@ -199,56 +203,83 @@ def _sum_unit_in_kernel(
     def sum_unit(
         mine, table, block_size, first_key, stop_key, k, v, num_heads, num_kv_heads, head_dim
     ):
-        for i in range(sums0, scores0):
-            mine[i] = np.float32(0.0)
-        for h in range(heads):
-            mine[maxima0 + h] = np.float32(-np.inf)
-            mine[totals0 + h] = np.float32(0.0)
+        maxima, totals = mine[maxima0:totals0], mine[totals0 : totals0 + heads]
+        mine[sums0:scores0] = np.float32(0.0)
+        maxima[:] = np.float32(-np.inf)
+        totals[:] = np.float32(0.0)
         for tile0 in range(first_key, stop_key, TILE_KEYS):
             tile_stop = min(tile0 + TILE_KEYS, stop_key)
             key = tile0
+            first_v = (np.int64(table[tile0 // block_size]) * block_size) * kv_width
             while key < tile_stop:
                 offset = key % block_size
                 num_keys = min(block_size - offset, tile_stop - key)
                 slot0 = (np.int64(table[key // block_size]) * block_size + offset) * kv_width
+                key += num_keys
+                ahead, ahead0 = v, first_v
+                if key < tile_stop:
+                    ahead = k
+                    ahead0 = np.int64(table[key // block_size]) * block_size * kv_width
                 for h in range(kv_heads):
                     score_keys(
                         mine, h * group * dim, k, slot0 + h * dim, kv_width, num_keys,
-                        scores0 + h * group * TILE_KEYS + key - tile0, TILE_KEYS, group, dim,
+                        scores0 + h * group * TILE_KEYS + key - num_keys - tile0, TILE_KEYS,
+                        ahead, ahead0 + h * dim, group, dim,
                     )  # fmt: skip
-                key += num_keys
             num_scores = tile_stop - tile0
             for h in range(heads):
                 s0 = scores0 + h * TILE_KEYS
-                before = mine[maxima0 + h]
-                largest = before
-                for j in range(num_scores):
-                    largest = max(largest, mine[s0 + j])
+                scores = mine[s0 : s0 + num_scores]
+                before = maxima[h]
+                largest = _largest(scores, before)
                 total = np.float32(0.0)
                 for j in range(num_scores):
-                    weight = exp(mine[s0 + j] - largest)
-                    mine[s0 + j] = weight
+                    weight = exp(scores[j] - largest)
+                    scores[j] = weight
                     total += weight
                 shrink = exp(before - largest)
-                mine[totals0 + h] = mine[totals0 + h] * shrink + total
-                mine[maxima0 + h] = largest
+                totals[h] = totals[h] * shrink + total
+                maxima[h] = largest
                 if tile0 > first_key:
+                    head_sums = mine[sums0 + h * dim : sums0 + (h + 1) * dim]
                     for d in range(dim):
-                        mine[sums0 + h * dim + d] *= shrink
+                        head_sums[d] *= shrink
             key = tile0
             while key < tile_stop:
                 offset = key % block_size
                 num_keys = min(block_size - offset, tile_stop - key)
                 slot0 = (np.int64(table[key // block_size]) * block_size + offset) * kv_width
+                key += num_keys
+                ahead, ahead0 = v, slot0
+                if key < stop_key:
+                    ahead = v if key < tile_stop else k
+                    ahead0 = np.int64(table[key // block_size]) * block_size * kv_width
                 for h in range(kv_heads):
                     add_values(
-                        mine, scores0 + h * group * TILE_KEYS + key - tile0, TILE_KEYS,
+                        mine, scores0 + h * group * TILE_KEYS + key - num_keys - tile0, TILE_KEYS,
                         v, slot0 + h * dim, kv_width, num_keys,
-                        sums0 + h * group * dim, group, dim,
+                        sums0 + h * group * dim, ahead, ahead0 + h * dim, group, dim,
                     )  # fmt: skip
-                key += num_keys
 
     return sum_unit
+
+
+def _largest(*_arguments: Any) -> None:
+    """Return the largest of some scores and a start."""
+    raise NotImplementedError("runs in numba kernels only")
+
+
+# Without NaN to mind, LLVM vectorises a maximum; one among the scores still spoils their sum.
+@overload(_largest, jit_options={"fastmath": {"nnan", "nsz"}})
+def _largest_in_kernel(scores, start):
+    def largest_of(scores, start):
+        largest = start
+        for j in range(scores.shape[0]):
+            if scores[j] > largest:
+                largest = scores[j]
+        return largest
+
+    return largest_of
 
 
 def _join(*_arguments: Any) -> None:

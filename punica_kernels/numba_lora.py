@@ -55,51 +55,59 @@ def _add_segment_in_kernel(
     def add_segment(
         y, x, a, b, row0s, ranks, scales, column0s, mine, start, num_tokens, lora_index
     ):
+        # Inner loops run over rows cut out before: an index that is a sum might be negative, and
+        # the check for that keeps a loop from being vectorised.
         num_slices, in_features = a.shape[0], a.shape[2]
         row0 = row0s[lora_index]
+        wide_x = mine[: num_tokens * in_features].reshape((num_tokens, in_features))
         for t in range(num_tokens):
+            wide, narrow_x = wide_x[t], x[start + t]
             for i in range(in_features):
-                mine[t * in_features + i] = widen(x[start + t, i])
+                wide[i] = widen(narrow_x[i])
         v0 = num_tokens * in_features
         for s in range(num_slices):
             rank, scale = ranks[s, lora_index], scales[s, lora_index]
             if rank == 0:
                 continue
+            v = mine[v0 : v0 + num_tokens * rank].reshape((num_tokens, rank))
             for r in range(rank):
+                a_row = a[s, row0 + r]
                 for t in range(num_tokens):
-                    x0 = t * in_features
+                    wide = wide_x[t]
                     total = np.float32(0.0)
                     for i in range(in_features):
-                        total += mine[x0 + i] * widen(a[s, row0 + r, i])
-                    mine[v0 + t * rank + r] = total * scale
-            column0, width = column0s[s], column0s[s + 1] - column0s[s]
+                        total += wide[i] * widen(a_row[i])
+                    v[t, r] = total * scale
+            column0, column1 = column0s[s], column0s[s + 1]
+            width = column1 - column0
             y0 = v0 + num_tokens * rank
-            for t in range(num_tokens):
-                for c in range(width):
-                    mine[y0 + t * width + c] = np.float32(0.0)
+            wide_y = mine[y0 : y0 + num_tokens * width].reshape((num_tokens, width))
+            wide_y[:] = np.float32(0.0)
             whole = rank - rank % _ROWS_AT_ONCE
             for r in range(0, whole, _ROWS_AT_ONCE):
                 row = row0 + r
+                b_0, b_1 = b[row, column0:column1], b[row + 1, column0:column1]
+                b_2, b_3 = b[row + 2, column0:column1], b[row + 3, column0:column1]
                 for t in range(num_tokens):
-                    out0, v = y0 + t * width, v0 + t * rank + r
-                    v_0, v_1, v_2, v_3 = mine[v], mine[v + 1], mine[v + 2], mine[v + 3]
+                    out = wide_y[t]
+                    v_0, v_1, v_2, v_3 = v[t, r], v[t, r + 1], v[t, r + 2], v[t, r + 3]
                     for c in range(width):
-                        mine[out0 + c] += (
-                            v_0 * widen(b[row, column0 + c])
-                            + v_1 * widen(b[row + 1, column0 + c])
-                            + v_2 * widen(b[row + 2, column0 + c])
-                            + v_3 * widen(b[row + 3, column0 + c])
+                        out[c] += (
+                            v_0 * widen(b_0[c])
+                            + v_1 * widen(b_1[c])
+                            + v_2 * widen(b_2[c])
+                            + v_3 * widen(b_3[c])
                         )
             for r in range(whole, rank):
+                b_0 = b[row0 + r, column0:column1]
                 for t in range(num_tokens):
-                    out0, v_0 = y0 + t * width, mine[v0 + t * rank + r]
+                    out, v_0 = wide_y[t], v[t, r]
                     for c in range(width):
-                        mine[out0 + c] += v_0 * widen(b[row0 + r, column0 + c])
+                        out[c] += v_0 * widen(b_0[c])
             for t in range(num_tokens):
+                place, out = y[start + t, column0:column1], wide_y[t]
                 for c in range(width):
-                    place = column0 + c
-                    value = widen(y[start + t, place]) + mine[y0 + t * width + c]
-                    y[start + t, place] = narrow(value, y)
+                    place[c] = narrow(widen(place[c]) + out[c], y)
 
     return add_segment
 

@@ -22,8 +22,9 @@ def _rms_norm(x: Any, weight: Any, eps: Any, out: Any) -> None:
 def _add_rms_norm(residual: Any, y: Any, weight: Any, eps: Any, out: Any) -> None:
     """residual[t] = round(residual[t] + y[t]); then out is its norm, as above."""
     for t in prange(residual.shape[0]):
+        total, added = residual[t], y[t]
         for i in range(residual.shape[1]):
-            residual[t, i] = narrow(widen(residual[t, i]) + widen(y[t, i]), residual)
+            total[i] = narrow(widen(total[i]) + widen(added[i]), residual)
         _norm_row(residual, t, weight, eps, out)
 
 
@@ -35,15 +36,16 @@ def _norm_row(*_arguments: Any) -> None:
 def _norm_row_in_kernel(x, t, weight, eps, out):
     def norm_row(x, t, weight, eps, out):
         hidden = x.shape[1]
+        row, place = x[t], out[t]
         total = np.float32(0.0)
         for i in range(hidden):
-            value = widen(x[t, i])
+            value = widen(row[i])
             total += value * value
         factor = np.float32(1.0) / np.sqrt(total / np.float32(hidden) + eps)
         for i in range(hidden):
             # Rounded before the weight comes in, as the checkpoints were trained.
-            normed = widen(narrow(widen(x[t, i]) * factor, out))
-            out[t, i] = narrow(normed * widen(weight[i]), out)
+            normed = widen(narrow(widen(row[i]) * factor, out))
+            place[i] = narrow(normed * widen(weight[i]), out)
 
     return norm_row
 
@@ -55,10 +57,11 @@ def _silu_mul(gate_up: Any, out: Any) -> None:
     """
     num_tokens, inner = out.shape
     for t in prange(num_tokens):
+        gates, ups, place = gate_up[t, :inner], gate_up[t, inner:], out[t]
         for i in range(inner):
-            gate = widen(gate_up[t, i])
+            gate = widen(gates[i])
             silu = gate / (np.float32(1.0) + exp(-gate))
-            out[t, i] = narrow(widen(narrow(silu, out)) * widen(gate_up[t, inner + i]), out)
+            place[i] = narrow(widen(narrow(silu, out)) * widen(ups[i]), out)
 
 
 rms_norm = njit(parallel=True, fastmath=FAST_SUMS, cache=True)(_rms_norm)

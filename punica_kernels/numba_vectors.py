@@ -13,6 +13,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 _FAST = ("reassoc", "contract", "nsz")
+_LINE_BYTES = 64
 _MAX_SUMS = 16  # vectors of running sums that fit the registers beside what is being read
 _FLOAT, _WORD, _INDEX = ir.FloatType(), ir.IntType(16), ir.IntType(64)
 
@@ -20,15 +21,20 @@ _FLOAT, _WORD, _INDEX = ir.FloatType(), ir.IntType(16), ir.IntType(64)
 @intrinsic(prefer_literal=True)
 def score_keys(
     _context: Any, work: Any, q0: Any, k: Any, k0: Any, k_stride: Any, num_keys: Any, s0: Any,
-    s_stride: Any, group: Any, head_dim: Any
+    s_stride: Any, ahead: Any, ahead0: Any, group: Any, head_dim: Any
 ) -> Any:  # fmt: skip
     """work[s0 + g * s_stride + j] = q[g] · k[j], the dot products of a group with its keys.
 
     work  flat fp32; q is [group, head_dim] at q0
     k     flat, fp32 or bf16; key j begins at k0 + j * k_stride
+
+    While key j is read, ahead[ahead0 + j * k_stride …] is asked for: blocks lie anywhere, and the
+    machine's own prefetching has no time to learn a block's direction.
     """
     extents = _literals(group, head_dim)
-    signature = types.void(work, q0, k, k0, k_stride, num_keys, s0, s_stride, group, head_dim)
+    signature = types.void(
+        work, q0, k, k0, k_stride, num_keys, s0, s_stride, ahead, ahead0, group, head_dim
+    )
     if extents is None:
         return None
     num_heads, dim = extents
@@ -40,12 +46,15 @@ def score_keys(
         q_ptr, s_ptr = builder.gep(work_ptr, [args[1]]), builder.gep(work_ptr, [args[6]])
         k_type = _WORD if is_bf16 else _FLOAT
         k_ptr = builder.gep(_data(context, builder, sig.args[2], args[2], k_type), [args[3]])
+        ahead_ptr = builder.gep(_data(context, builder, sig.args[8], args[8], k_type), [args[9]])
         queries = [
             [_load(builder, q_ptr, g * dim + c, width) for c in range(0, dim, width)]
             for g in range(num_heads)
         ]
         with cgutils.for_range(builder, args[5], intp=_INDEX) as loop:
-            row = builder.gep(k_ptr, [builder.mul(loop.index, args[4])])
+            offset = builder.mul(loop.index, args[4])
+            row = builder.gep(k_ptr, [offset])
+            _ask_for(builder, builder.gep(ahead_ptr, [offset]), dim)
             key = [_load(builder, row, c, width, widen=is_bf16) for c in range(0, dim, width)]
             for g in range(num_heads):
                 total = builder.fmul(queries[g][0], key[0], flags=_FAST)
@@ -61,15 +70,19 @@ def score_keys(
 @intrinsic(prefer_literal=True)
 def add_values(
     _context: Any, work: Any, p0: Any, p_stride: Any, v: Any, v0: Any, v_stride: Any,
-    num_keys: Any, sums0: Any, group: Any, head_dim: Any
+    num_keys: Any, sums0: Any, ahead: Any, ahead0: Any, group: Any, head_dim: Any
 ) -> Any:  # fmt: skip
     """work[sums0 + g * head_dim + d] += Σ_j work[p0 + g * p_stride + j] · v[j, d].
 
     work  flat fp32
     v     flat, fp32 or bf16; the value of key j begins at v0 + j * v_stride
+
+    ahead is asked for as in score_keys.
     """
     extents = _literals(group, head_dim)
-    signature = types.void(work, p0, p_stride, v, v0, v_stride, num_keys, sums0, group, head_dim)
+    signature = types.void(
+        work, p0, p_stride, v, v0, v_stride, num_keys, sums0, ahead, ahead0, group, head_dim
+    )
     if extents is None:
         return None
     num_heads, dim = extents
@@ -82,6 +95,7 @@ def add_values(
         p_ptr, a_ptr = builder.gep(work_ptr, [args[1]]), builder.gep(work_ptr, [args[7]])
         v_type = _WORD if is_bf16 else _FLOAT
         v_ptr = builder.gep(_data(context, builder, sig.args[3], args[3], v_type), [args[4]])
+        ahead_ptr = builder.gep(_data(context, builder, sig.args[8], args[8], v_type), [args[9]])
         columns = range(0, dim, width)
         for first in range(0, len(columns), parts_at_once):
             some = columns[first : first + parts_at_once]
@@ -92,7 +106,10 @@ def add_values(
                     sums[g, c] = cgutils.alloca_once(builder, ir.VectorType(_FLOAT, width))
                     builder.store(_load(builder, a_ptr, g * dim + c, width), sums[g, c])
             with cgutils.for_range(builder, args[6], intp=_INDEX) as loop:
-                row = builder.gep(v_ptr, [builder.mul(loop.index, args[5])])
+                offset = builder.mul(loop.index, args[5])
+                row = builder.gep(v_ptr, [offset])
+                if first == 0:
+                    _ask_for(builder, builder.gep(ahead_ptr, [offset]), dim)
                 value = {c: _load(builder, row, c, width, widen=is_bf16) for c in some}
                 for g in range(num_heads):
                     place = builder.add(loop.index, builder.mul(args[2], ir.Constant(_INDEX, g)))
@@ -107,6 +124,19 @@ def add_values(
         return context.get_dummy_value()
 
     return signature, codegen
+
+
+def _ask_for(builder: ir.IRBuilder, ptr: Any, num_elements: int) -> None:
+    """Prefetch every line of some elements, to be read once."""
+    num_bytes = num_elements * (2 if ptr.type.pointee == _WORD else 4)
+    byte = ir.IntType(8)
+    first = builder.bitcast(ptr, byte.as_pointer())
+    number = ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [first.type, number, number, number])
+    hint = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    flags = [ir.Constant(number, value) for value in (0, 3, 1)]  # to read, keep close, data
+    for offset in range(0, num_bytes, _LINE_BYTES):
+        builder.call(hint, [builder.gep(first, [ir.Constant(_INDEX, offset)]), *flags])
 
 
 def _literals(group: Any, head_dim: Any) -> tuple[int, int] | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 # a client on the same cores, the spinning threads take the time of those that have work.
 SPIN_COUNT = "2000"
 # What torch is linked to, and what numba's OpenMP layer asks for.
+HUGE_PAGES = "glibc.malloc.hugetlb=1"  # weights are read whole in every step: fewer, larger pages
 RUNTIME_NAMES = ("libgomp.so.1", "libgomp.so.1.0.0")
 
 
@@ -25,6 +26,7 @@ def core_environment(state_dir: Path) -> dict[str, str]:
     environment = {**os.environ}
     if not environment.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
         environment["GOMP_SPINCOUNT"] = SPIN_COUNT
+    environment.setdefault("GLIBC_TUNABLES", HUGE_PAGES)
     environment.setdefault("NUMBA_CACHE_DIR", str(state_dir / "numba"))
     runtime = _torch_runtime()
     if runtime is not None:
