@@ -5,7 +5,7 @@ READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest -q
 SOURCES := gateway engine punica_kernels adapters tests benchmarks examples
 
-.PHONY: setup demo serve test check prove lint bench clean
+.PHONY: setup demo serve test test-interpret test-aot check prove lint bench clean
 
 setup: $(READY)
 
@@ -23,6 +23,12 @@ serve: $(READY)
 
 test: $(READY)
 	$(PYTEST) -m "not deep and not gpu"
+
+test-interpret: $(READY)
+	TRITON_INTERPRET=1 $(PYTEST) tests/punica_kernels/triton tests/end_to_end/test_triton_path.py
+
+test-aot: $(READY)
+	$(PYTEST) tests/punica_kernels/test_aot.py
 
 check: lint
 	$(PYTEST) -m "not slow and not deep and not gpu"

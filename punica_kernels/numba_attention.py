@@ -264,7 +264,7 @@ def _sum_unit_in_kernel(
     return sum_unit
 
 
-def _largest(*_arguments: Any) -> None:
+def _largest(*_arguments: Any) -> Any:
     """Return the largest of some scores and a start."""
     raise NotImplementedError("runs in numba kernels only")
 

@@ -7,7 +7,6 @@ launched is caught and compiled. So the constants and the tiles are those of rea
 import re
 import subprocess
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,11 +82,11 @@ def launches_of(name: str, *calls: Callable[[], object]) -> list[Launch]:
 def compile_all(launches: list[Launch], family: Family, folder: Path) -> dict[str, Usage]:
     """Compile every launch for a family; `folder` takes the compiler's files.
 
-    Two at a time: the assembler is a process of its own.
+    One after the other: CPython's parser isn't safe in two threads at once (gh-106905).
     """
-    with triton.knobs.cache.scope(), ThreadPoolExecutor(2) as pool:
+    with triton.knobs.cache.scope():
         triton.knobs.cache.dir = str(folder)
-        usages = list(pool.map(lambda launch: _compile(launch, family, folder), launches))
+        usages = [_compile(launch, family, folder) for launch in launches]
     return {launch.name: usage for launch, usage in zip(launches, usages, strict=True)}
 
 
