@@ -20,6 +20,7 @@ from gateway.cli.output import EXIT_FAILED, CliError, human_bytes, plain_table, 
 from gateway.embedded import own_packages
 from gateway.embedded.default_model import find_default_model
 from gateway.embedded.errors import EmbeddedError
+from gateway.embedded.kernels import describe_kernels
 from gateway.embedded.machine import available_memory_bytes
 from gateway.embedded.state import StateFolder, default_state_dir
 from gateway.embedded.valkey import find_binary
@@ -67,6 +68,7 @@ def examine(*, folder: StateFolder, host: str, port: int) -> list[Finding]:
     return [
         _python(),
         _torch(),
+        _kernels(folder.root),
         _required("registry", lambda: f"Valkey at {find_binary()}"),
         _default_model(),
         _required("state folder", lambda: _prepared(folder)),
@@ -97,6 +99,13 @@ def _torch() -> Finding:
     except metadata.PackageNotFoundError:
         text = "not installed; run: pip install 'torch>=2.9,<2.14'"
         return Finding(name="torch", status="failed", text=text)
+
+
+def _kernels(state_dir: Path) -> Finding:
+    """Say which kernels the engine runs on here; plain torch works, but is several times slower."""
+    name, text = describe_kernels(state_dir)
+    status = "ok" if name not in {"", "torch"} else "warning"
+    return Finding(name="kernels", status=status, text=f"{name or 'unknown'}: {text}")
 
 
 def _default_model() -> Finding:

@@ -2,10 +2,11 @@
 
 import json
 import socket
+import sys
 
 import pytest
 
-from gateway.embedded import default_model, own_packages
+from gateway.embedded import default_model, kernels, own_packages
 
 
 @pytest.fixture
@@ -25,6 +26,7 @@ def test_healthy_machine_is_exit_code_0(cli, arguments):
     assert set(checks_of(done)) == {
         "python",
         "torch",
+        "kernels",
         "registry",
         "default model",
         "state folder",
@@ -41,6 +43,26 @@ def test_table_names_every_check(cli, arguments):
     assert done.exit_code == 0
     assert "registry" in done.stdout
     assert "valkey-server" in done.stdout
+
+
+def test_kernels_and_their_openmp_runtime_are_named_with_the_reason(cli, arguments):
+    check = checks_of(cli(*arguments))["kernels"]
+
+    if sys.platform == "linux":
+        assert check["status"] == "ok"
+        assert "numba" in check["text"]
+        assert "OpenMP: libgomp" in check["text"]
+    else:
+        assert "torch" in check["text"]
+
+
+def test_an_engine_that_can_not_be_asked_is_a_warning(cli, arguments, monkeypatch):
+    monkeypatch.setattr(kernels, "REPORT_COMMAND", ("/no/such/program",))
+
+    check = checks_of(cli(*arguments))["kernels"]
+
+    assert check["status"] == "warning"
+    assert "could not be asked" in check["text"]
 
 
 def test_taken_port_is_a_warning(cli, arguments):
