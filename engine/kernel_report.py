@@ -1,4 +1,4 @@
-"""`python -m engine.kernel_report`: which kernels a core started like this would run on, as JSON."""
+"""`python -m engine.kernel_report`: which kernels a core started like this would take, as JSON."""
 
 import json
 import os

@@ -105,7 +105,13 @@ def world(tmp_path_factory) -> Iterator[World]:
     for file, name in names.items():
         # The published bytes in the place of what PEFT made of them.
         (root / "adapters" / name / "adapter_config.json").write_bytes((CORPUS / file).read_bytes())
-    with LLM(str(root / "base"), state_dir=str(root / "state"), dtype="fp32", num_threads=1) as llm:
+    with LLM(
+        str(root / "base"),
+        state_dir=str(root / "state"),
+        dtype="fp32",
+        num_threads=1,
+        kernels="torch",
+    ) as llm:
         for name in configs:
             llm.load_adapter(name, root / "adapters" / name)
         yield World(llm, PeftReference.around(model))

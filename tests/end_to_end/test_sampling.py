@@ -25,6 +25,7 @@ def llm(base_dir):
         str(base_dir),
         dtype="fp32",
         num_threads=1,
+        kernels="torch",
         memory_bytes=16 * 2**20,
         max_num_seqs=6,
         max_tokens_per_step=16,

@@ -23,7 +23,9 @@ def test_new_weights_under_an_old_name_meet_no_old_kv(tmp_path: Path) -> None:
     save_tiny_llama(base)
     for seed in (1, 2):
         save_random_adapter(base, tmp_path / str(seed), seed=seed, **CONFIG)
-    with LLM(str(base), state_dir=str(tmp_path / "state"), dtype="fp32", num_threads=1) as llm:
+    with LLM(
+        str(base), state_dir=str(tmp_path / "state"), dtype="fp32", num_threads=1, kernels="torch"
+    ) as llm:
         llm.load_adapter("cold-2", tmp_path / "2")
         expected = ask(llm, "cold-2")
 

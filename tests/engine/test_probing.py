@@ -41,7 +41,9 @@ def llm(
 ) -> Iterator[LLM]:
     state_dir = tmp_path_factory.mktemp("state")
     base = adapter.parent / "base"
-    with LLM(str(base), state_dir=str(state_dir), dtype=request.param, num_threads=1) as llm:
+    with LLM(
+        str(base), state_dir=str(state_dir), dtype=request.param, num_threads=1, kernels="torch"
+    ) as llm:
         yield llm
 
 
@@ -133,7 +135,7 @@ def test_a_probe_of_what_is_unknown_or_goes_away_is_refused(llm: LLM, adapter: P
 
 def test_a_probe_without_room_ends_in_time(adapter: Path, tmp_path: Path) -> None:
     base = str(adapter.parent / "base")
-    with LLM(base, state_dir=str(tmp_path), dtype="fp32", num_threads=1) as llm:
+    with LLM(base, state_dir=str(tmp_path), dtype="fp32", num_threads=1, kernels="torch") as llm:
         llm.load_adapter("waiting", adapter)
         assert llm.core.adapters is not None
         lease = hold_all_rows(llm.core.adapters.residency)

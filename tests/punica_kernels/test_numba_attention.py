@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from punica_kernels.numba_attention import TILE_KEYS, WHOLE_ROW, HeadShape, attention_kernels
 from punica_kernels.words import words
 
+pytestmark = pytest.mark.slow  # numba compiles for each shape and format
+
 SHAPE = HeadShape(num_heads=6, num_kv_heads=2, head_dim=16)
 WIDTH, KV_WIDTH, BLOCK_SIZE, NUM_BLOCKS = 6 * 16, 2 * 16, 4, 200
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

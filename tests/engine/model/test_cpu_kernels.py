@@ -20,6 +20,9 @@ from tests.engine.model.paged_run import (
 from tests.engine.model.test_matches_transformers import MAX_GAP, random_prompts
 
 
+pytestmark = pytest.mark.slow  # numba compiles for each shape and format
+
+
 @pytest.mark.parametrize("variant", ["llama3", "qwen3"])
 def test_logits_equal_transformers_for_several_chunked_sequences(variant: str, tmp_path: Path):
     model = random_model(variant)
