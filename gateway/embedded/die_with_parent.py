@@ -21,7 +21,7 @@ def main() -> None:
         sys.exit(f"prctl failed with error {ctypes.get_errno()}")
     if os.getppid() != parent_pid:
         sys.exit("the parent has ended already")
-    os.execv(command[0], command)  # noqa: S606 - no shell is wanted
+    os.execv(command[0], command)
 
 
 if __name__ == "__main__":

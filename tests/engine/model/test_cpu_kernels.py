@@ -19,7 +19,6 @@ from tests.engine.model.paged_run import (
 )
 from tests.engine.model.test_matches_transformers import MAX_GAP, random_prompts
 
-
 pytestmark = pytest.mark.slow  # numba compiles for each shape and format
 
 
