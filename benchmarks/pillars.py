@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pillar_runs as runs
+from one_openmp import start_as_a_core
 from pillar_figures import draw, markdown_table
 from processes import OthersWatch
 from provenance import describe_run
@@ -56,6 +57,7 @@ def measurements(
 
 def main() -> None:
     """Measure, print, write."""
+    start_as_a_core()
     parser = argparse.ArgumentParser(description="measure each pillar of the engine on and off")
     parser.add_argument("--only", nargs="*", metavar="PILLAR", help="measure only these")
     parser.add_argument("--rehearse", action="store_true", help="small sizes; writes nothing")
