@@ -8,6 +8,7 @@ from typing import cast
 from anyio import to_thread
 from starlette.requests import Request
 
+from adapters.redis_connection import connect
 from adapters.registry import AdapterRegistry
 from adapters.store import AdapterStore
 from gateway.background import Background
@@ -17,7 +18,6 @@ from gateway.metrics import GatewayMetrics
 from gateway.probing import VersionProber
 from gateway.pruning import Pruner
 from gateway.publishing import Publisher
-from gateway.redis_connection import connect
 from gateway.registry_reader import RegistryReader
 from gateway.settings import GatewaySettings
 from gateway.upkeep import Upkeep

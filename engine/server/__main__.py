@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-import redis.asyncio
 
+from adapters.redis_connection import connect
 from engine.server.app import create_app
 from engine.server.core_client import CoreStartFailed
 from engine.server.core_supervisor import CORE_COMMAND, CoreSupervisor, RunningCore
@@ -83,7 +83,7 @@ async def serve(settings: WorkerSettings, core_command: Sequence[str] = CORE_COM
 def _announcer(worker: Worker, address: str) -> Announcer | None:
     if worker.settings.redis_url is None:
         return None
-    client = redis.asyncio.Redis.from_url(worker.settings.redis_url)
+    client = connect(worker.settings.redis_url)
     announcer = Announcer(worker, address=address, client=client)
     announcer.start()
     return announcer

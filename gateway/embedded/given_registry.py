@@ -3,9 +3,9 @@
 import asyncio
 from urllib.parse import urlsplit
 
-import redis.asyncio
 import redis.exceptions
 
+from adapters.redis_connection import connect
 from gateway.embedded.errors import ServeRefused
 
 ANSWER_TIMEOUT_S = 5.0
@@ -14,7 +14,7 @@ ANSWER_TIMEOUT_S = 5.0
 async def require_answer(url: str) -> None:
     """Return if a server answers at `url`; raise ServeRefused in words without its password."""
     try:
-        client = redis.asyncio.Redis.from_url(url)
+        client = connect(url)
     except ValueError as error:
         raise ServeRefused(
             "--redis-url must begin with redis://, rediss:// or unix://, and have a number as port"
