@@ -71,9 +71,11 @@ class NumbaKernels:
 
     def lora_scratch(self, arena: Arena) -> Array:
         """Return [num_threads, n] for the widest module and span of `arena`."""
+        inner = [module for module in arena.modules if _is_inner(module)]
         needed = numba_lora.scratch_len(
-            in_features=max(module.in_features for module in arena.modules if _is_inner(module)),
-            max_out=max(max(m.slice_out_features) for m in arena.modules if _is_inner(m)),
+            in_features=max(module.in_features for module in inner),
+            out_features=max(module.out_features for module in inner),
+            num_slices=max(module.num_slices for module in inner),
             max_rank=max(arena.num_rows.values()),
         )
         if self._lora_scratch.shape[1] < needed:

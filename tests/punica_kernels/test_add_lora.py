@@ -35,7 +35,11 @@ def numba_add_lora(
     ]
     segments = np.array(pieces, dtype=np.int64)
     starts = np.array([0, len(pieces) // 2, len(pieces)], dtype=np.int64)
-    scratch = np.full((2, scratch_len(in_features=12, max_out=12, max_rank=8)), np.nan, np.float32)
+    scratch = np.full(
+        (2, scratch_len(in_features=12, out_features=16, num_slices=3, max_rank=8)),
+        np.nan,
+        np.float32,
+    )
     add_segments(words(y), words(x), *arena.views(module, layer), segments, starts, scratch)
 
 
