@@ -5,7 +5,7 @@ READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest -q
 SOURCES := gateway engine punica_kernels adapters tests benchmarks examples
 
-.PHONY: setup demo serve test test-interpret test-aot check prove lint bench clean
+.PHONY: setup demo serve test test-interpret test-aot check prove lint bench bench-peers clean
 
 setup: $(READY)
 
@@ -46,6 +46,11 @@ lint: $(READY)
 bench: $(READY)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[bench]'
 	$(BIN)/python benchmarks/serving.py
+
+bench-peers: $(READY)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[bench]'
+	$(BIN)/python benchmarks/compare_setup.py
+	$(BIN)/python benchmarks/compare.py
 
 clean:
 	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
