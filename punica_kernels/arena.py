@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from punica_kernels.arena_tables import ArenaTables
 from punica_kernels.lazy_zeros import lazy_zeros
+from punica_kernels.plan import LoraPlan
 from punica_kernels.words import Words, words
 
 # One number per layer and slice, as [num_layers][num_slices].
@@ -59,6 +61,13 @@ class Span:
     def stop(self) -> int:
         """One past the last row."""
         return self.row0 + self.num_rows
+
+
+class LoraBackEnd(Protocol):
+    """Adds adapters of one arena; keeps what it needs of the arena's tables between steps."""
+
+    def add_once(self, y: Tensor, x: Tensor, *, module: str, layer: int, plan: LoraPlan) -> None:
+        """Do what dispatch.add_lora does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +122,8 @@ class Arena:
     system when they are first written.
 
     Only ArenaWriter writes, between steps.
+
+    back_end   runs this arena's products where it was chosen to; None leaves it to dispatch
     """
 
     def __init__(
@@ -142,6 +153,7 @@ class Arena:
         self._entries: dict[int, _Entry] = {}
         self._views: dict[tuple[str, int], ModuleViews] = {}
         self._views_of = 0
+        self.back_end: LoraBackEnd | None = None
         self.tables = ArenaTables(
             groups=tuple(self.num_rows),
             shapes={
@@ -241,15 +253,23 @@ class Arena:
 
         a  [n, in], b [n, out of the slice] (already transposed), n at most span.num_rows
         """
-        spec = self._modules[module]
         num_rows = a.shape[0]
         assert num_rows == b.shape[0] <= span.num_rows, "rows fit the span"
+        first_rows = Span(row0=span.row0, num_rows=num_rows)
+        a_place, b_place = self.places(module, layer, slice_index, first_rows)
+        a_place.copy_(a)
+        b_place.copy_(b)
+
+    def places(
+        self, module: str, layer: int, slice_index: int, span: Span
+    ) -> tuple[Tensor, Tensor]:
+        """Return where the rows of `span` lie for one slice: views [n, in] and [n, out]."""
+        spec = self._modules[module]
         self._check_inside(spec.group, span)
-        rows = slice(span.row0, span.row0 + num_rows)
+        rows = slice(span.row0, span.stop)
         column0 = spec.column0(slice_index)
         columns = slice(column0, column0 + spec.slice_out_features[slice_index])
-        self._a[module][layer, slice_index, rows].copy_(a)
-        self._b[module][layer, rows, columns].copy_(b)
+        return self._a[module][layer, slice_index, rows], self._b[module][layer, rows, columns]
 
     def move(self, group: str, src: Span, dst_row0: int) -> None:
         """Move a span's rows to `dst_row0` in every module of the group, tables included.

@@ -1,4 +1,4 @@
-"""The one door to the LoRA products: chooses the back end by where the arena lives."""
+"""The one door to the LoRA products: the arena's own back end, or one by where it lives."""
 
 from torch import Tensor
 
@@ -26,7 +26,9 @@ def add_lora(
     y  [num_tokens, out of the module], may be a view; x [num_tokens, in]
     """
     assert y.shape[0] == x.shape[0] == plan.num_tokens, "the plan is this step's"
-    if arena.device.type == "cpu":
+    if arena.back_end is not None:
+        arena.back_end.add_once(y, x, module=module, layer=layer, plan=plan)
+    elif arena.device.type == "cpu":
         cpu.add_lora(y, x, arena=arena, module=module, layer=layer, plan=plan)
     else:
         reference.add_lora(y, x, arena=arena, module=module, layer=layer, plan=plan)

@@ -67,6 +67,10 @@ class TritonLora:
         if plan.tiles.shape[0] > 0:
             self._add_tiles(y, x, a=a, b=b, tables=tables, plan=plan)
 
+    def add_once(self, y: Tensor, x: Tensor, *, module: str, layer: int, plan: LoraPlan) -> None:
+        """Do what `add_lora` does, for one module that has a plan of its own, as the head has."""
+        self.add_lora(y, x, module=module, layer=layer, plan=self.plan(plan))
+
     def _add_rows(
         self, y: Tensor, x: Tensor, *, a: Tensor, b: Tensor, tables: ModuleTables, plan: DevicePlan
     ) -> None:
@@ -85,12 +89,18 @@ class TritonLora:
         expand(v, y, b=b, tables=tables, plan=plan, tiles=tiles)
 
 
+def lora_of(arena: Arena) -> TritonLora:
+    """Return the one TritonLora of an arena, which is its back end from now on."""
+    if not isinstance(arena.back_end, TritonLora):
+        arena.back_end = TritonLora(arena)
+    return arena.back_end
+
+
 def add_lora(
     y: Tensor, x: Tensor, *, arena: Arena, module: str, layer: int, plan: LoraPlan
 ) -> None:
-    """Do what reference.add_lora does; looks every adapter up again, so it is for single calls."""
-    lora = TritonLora(arena)
-    lora.add_lora(y, x, module=module, layer=layer, plan=lora.plan(plan))
+    """Do what reference.add_lora does; plans anew, so it is for single calls."""
+    lora_of(arena).add_once(y, x, module=module, layer=layer, plan=plan)
 
 
 def _rank_space(x: Tensor, a: Tensor, *, plan: DevicePlan, tiles: LoraTiles | RowTiles) -> Tensor:

@@ -1,6 +1,7 @@
 """Rows reach the arena in small portions, and nothing half loaded can run."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,10 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.lora.arena_allocator import ArenaAllocator
+from engine.lora.arena_allocator import ArenaAllocator, Move
 from engine.lora.arena_image import ImageBroken
 from engine.lora.residency import AdapterResidency, Lease
-from engine.lora.weights import ArenaWriter
+from engine.lora.row_space import GroupMove
+from engine.lora.weights import ArenaWriter, RowCopies
 from punica_kernels.arena import Arena
 from punica_kernels.dispatch import add_lora
 from punica_kernels.plan import build_plan
@@ -48,6 +50,72 @@ def assert_adds(
             add_lora(y, x, arena=arena, module=module.name, layer=layer, plan=plan)
             expected = delta(x, ranks, module=module, layer=layer, seed=seed)
             torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
+
+
+class LateCopies:
+    """Copies when steps would wait for it, and not before: the most that a stream may do.
+
+    follows   whether the copies since then come behind all that steps were given to do
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.follows = False
+
+    def follow_steps(self) -> None:
+        self.follows = True
+
+    def copy(self, place: torch.Tensor, rows: torch.Tensor) -> None:
+        assert self.follows, "a step may still read what is written over"
+        self._waiting.append((place, rows))
+
+    def precede_steps(self) -> None:
+        for place, rows in self._waiting:
+            place.copy_(rows)
+        self._waiting.clear()
+        self.follows = False
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+
+def test_tables_are_set_behind_copies_that_are_late(tmp_path: Path) -> None:
+    image = image_of(peft_folder(tmp_path / "adapter", RANKS), tmp_path / "a.arena")
+    arena, copies = tiny_arena(), LateCopies()
+    writer = ArenaWriter(arena, copies)
+    writer.begin(pending_load(image, SPANS, lora_index=5))
+    assert not writer.copy_some(1000)
+    assert copies.num_waiting > 0
+    assert num_written(arena) == 0
+    while not writer.copy_some(1000):
+        pass
+    assert copies.num_waiting == 0
+    assert_adds(arena, 5, RANKS)
+
+
+def test_late_copies_of_a_cancelled_load_never_reach_rows_that_were_moved(tmp_path: Path) -> None:
+    image = image_of(peft_folder(tmp_path / "adapter", RANKS), tmp_path / "a.arena")
+    other = image_of(peft_folder(tmp_path / "other", RANKS, seed=1), tmp_path / "b.arena")
+    arena = tiny_arena()
+    writer = ArenaWriter(arena, LateCopies())
+    moved = {"attention": (8, 4), "mlp": (8, 3)}
+    writer.begin(pending_load(image, moved, lora_index=1))
+    while not writer.copy_some(10**6):
+        pass
+    writer.begin(pending_load(other, {"attention": (0, 4), "mlp": (0, 3)}, lora_index=2))
+    assert not writer.copy_some(1000)
+    writer.cancel()
+    moves = tuple(
+        GroupMove(group=group, move=Move(src_row0=row0, dst_row0=0, num_rows=num_rows))
+        for group, (row0, num_rows) in moved.items()
+    )
+    load = pending_load(image, {"attention": (10, 4), "mlp": (10, 3)}, lora_index=3)
+    writer.begin(replace(load, moves=moves))
+    while not writer.copy_some(1000):
+        pass
+    assert_adds(arena, 1, RANKS)
+    assert_adds(arena, 3, RANKS)
 
 
 @pytest.mark.parametrize("max_bytes", [1, 200, 1000, 10**9])
@@ -144,9 +212,11 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 class Worker:
     """Residency and arena together, as the core drives them."""
 
-    def __init__(self, images: list[Path], *, num_rows: int) -> None:
+    def __init__(
+        self, images: list[Path], *, num_rows: int, copies: RowCopies | None = None
+    ) -> None:
         self.arena = tiny_arena(num_rows=num_rows)
-        self.writer = ArenaWriter(self.arena)
+        self.writer = ArenaWriter(self.arena, copies)
         allocator = {group: ArenaAllocator(num_rows) for group in TARGETS}
         clock = iter(range(10**6)).__next__
         self.residency = AdapterResidency(allocator=allocator, clock=clock)
@@ -178,12 +248,15 @@ class Worker:
         return self.residency.lease(str(number))
 
 
-@given(uses=st.lists(st.tuples(st.integers(0, len(BANK) - 1), st.booleans()), max_size=14))
+@given(
+    uses=st.lists(st.tuples(st.integers(0, len(BANK) - 1), st.booleans()), max_size=14),
+    late=st.booleans(),
+)
 def test_whatever_is_evicted_or_moved_every_leased_adapter_adds_its_own_sum(
-    images: list[Path], uses: list[tuple[int, bool]]
+    images: list[Path], uses: list[tuple[int, bool]], late: bool
 ) -> None:
     """The arena has room for two or three; some stay leased, so that rows move under them."""
-    worker = Worker(images, num_rows=10)
+    worker = Worker(images, num_rows=10, copies=LateCopies() if late else None)
     held: dict[int, Lease] = {}
     for number, keep in uses:
         lease = worker.lease(number)
