@@ -57,14 +57,15 @@ def _groups(logits: Tensor, rows: Sequence[SamplingRow]) -> Iterator[tuple[list[
 def _choose(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int | None]:
     """Return a token for each row of logits [num_rows, vocab], which are adjusted already."""
     best = logits.max(dim=-1)  # values carry a NaN from anywhere in the row
-    is_usable = best.values.isfinite().tolist()
-    token_ids: list[int | None] = best.indices.tolist()
-    drawn = [i for i, row in enumerate(rows) if is_usable[i] and not row.is_greedy]
+    # Asked in one go, since a device is waited for each time: -1 where nothing can be drawn.
+    likeliest: list[int] = best.indices.where(best.values.isfinite(), -1).tolist()
+    token_ids = [None if token_id < 0 else token_id for token_id in likeliest]
+    drawn = [i for i, row in enumerate(rows) if likeliest[i] >= 0 and not row.is_greedy]
     if drawn:
         shifted = _take_rows(logits, drawn) - _take_rows(best.values.unsqueeze(-1), drawn)
         for i, token_id in zip(drawn, _draw(shifted, [rows[i] for i in drawn]), strict=True):
             token_ids[i] = token_id
-    return [token_ids[i] if is_usable[i] else None for i in range(len(rows))]
+    return token_ids
 
 
 def _draw(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
