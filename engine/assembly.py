@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,8 +20,9 @@ from engine.lora.lifecycle import AdapterLifecycle
 from engine.lora.loader import LoaderClient
 from engine.lora.residency import AdapterResidency
 from engine.lora.weights import ArenaWriter
+from engine.model.cuda_graphs import CudaCapture, DecodeGraphs
 from engine.model.loading import LoadedModel, load_model
-from engine.model.memory import MemorySplit, PeakMeter, default_budget_bytes, split_memory
+from engine.model.memory import MemorySplit, default_budget_bytes, peak_meter, split_memory
 from engine.model.runner import ModelRunner
 from engine.model.warm_up import warm_up
 from engine.protocol import CoreReady, ModuleShape, SamplingParams
@@ -52,17 +54,19 @@ def build_core(
     """
     max_model_len = max_model_len_of(config, loaded)
     modules = module_specs(loaded) if config.enable_lora else []
-    if config.kernels != "torch":
+    kernels, device = loaded.decoder.kernels, loaded.device
+    if config.kernels != "torch" and device.type == "cpu":
         num_laid_out = loaded.decoder.prepack()
         num_products = len(loaded.decoder.linears())
         progress(f"{num_laid_out} of {num_products} weights are in the matrix library's own layout")
-    if loaded.decoder.kernels.name != "torch":
+    if kernels.name == "numba" or (kernels.name == "triton" and device.type == "cuda"):
         warm_up(loaded.decoder, modules, progress=progress)
     progress("measuring one step of full size")
     split = _measured_split(config, loaded, modules, max_model_len=max_model_len)
     kv = _kv_storage(loaded, num_blocks=split.num_blocks, block_size=config.block_size)
     arena = _arena(loaded, modules, split.lora_rows) if modules else None
-    runner = ModelRunner(decoder=loaded.decoder, kv=kv, arena=arena)
+    graphs = _decode_graphs(config, loaded, kv)
+    runner = ModelRunner(decoder=loaded.decoder, kv=kv, arena=arena, graphs=graphs)
     adapters = None
     if arena is not None:
         adapters = _adapters(config, loaded, arena, split.lora_rows, clock=clock)
@@ -198,7 +202,9 @@ def _measured_split(
     max_model_len: int,
 ) -> MemorySplit:
     blocks_per_sequence = -(-max_model_len // config.block_size)
-    budget = default_budget_bytes() if config.memory_bytes is None else config.memory_bytes
+    budget = config.memory_bytes
+    if budget is None:
+        budget = default_budget_bytes(loaded.device)
     row_bytes = (
         Arena.row_bytes(modules=modules, num_layers=loaded.spec.num_layers, dtype=loaded.dtype)
         if modules
@@ -231,7 +237,7 @@ def _activation_bytes(config: EngineConfig, loaded: LoadedModel) -> int:
     )
     chunk = Chunk(sequence=sequence, start=0, num_tokens=num_tokens, samples=True, lora_index=None)
     plan = StepPlan(chunks=(chunk,))
-    meter = PeakMeter()
+    meter = peak_meter(loaded.device)
     ModelRunner(decoder=loaded.decoder, kv=kv, arena=None).run(plan)
     return meter.rise_bytes()
 
@@ -244,7 +250,25 @@ def _kv_storage(loaded: LoadedModel, *, num_blocks: int, block_size: int) -> KVS
         num_kv_heads=loaded.spec.num_kv_heads,
         head_dim=loaded.spec.head_dim,
         dtype=loaded.dtype,
-        device=torch.device("cpu"),
+        device=loaded.device,
+    )
+
+
+def _decode_graphs(
+    config: EngineConfig, loaded: LoadedModel, kv: KVStorage
+) -> DecodeGraphs[Any] | None:
+    """Return what replays decode steps on CUDA; None where kernels or device have no graphs."""
+    if loaded.device.type != "cuda" or loaded.decoder.kernels.name != "triton":
+        return None
+    from engine.model.triton_kernels import TritonKernels
+
+    assert isinstance(loaded.decoder.kernels, TritonKernels)
+    return DecodeGraphs(
+        decoder=loaded.decoder,
+        kernels=loaded.decoder.kernels,
+        kv=kv,
+        max_num_seqs=config.max_num_seqs,
+        capture=CudaCapture(loaded.device),
     )
 
 
@@ -254,7 +278,7 @@ def _arena(loaded: LoadedModel, modules: list[ModuleSpec], lora_rows: dict[str, 
         num_layers=loaded.spec.num_layers,
         num_rows=lora_rows,
         dtype=loaded.dtype,
-        device=torch.device("cpu"),
+        device=loaded.device,
     )
 
 

@@ -10,12 +10,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     served_model_name    the public base id; None means the name found in the checkpoint
     dtype                "auto" (the checkpoint's own, fp16 as bf16), "bf16" or "fp32"
     max_model_len        tokens of prompt and answer together; None means the checkpoint's
-    memory_bytes         for KV blocks and arena rows together; None means measured:
-                         min(4 GiB, half of what is available)
+    device               "cpu" or "cuda" (the first device that CUDA_VISIBLE_DEVICES shows)
+    memory_bytes         for KV blocks and arena rows together; None means measured: on a CPU
+                         min(4 GiB, half of what is available), on CUDA 0.90 of what is free
     state_dir            where converted checkpoints and arena images may be written
     num_threads          of the matrix library; None means all cores
-    kernels              beside the base products: "auto" (numba where it runs well), "numba" or
-                         "torch"
+    kernels              beside the base products: "auto" (numba or Triton where they run well),
+                         "numba", "triton" or "torch"
     scheduling           who waits for whom: "fair" (by priority, then least served) or "fcfs"
     """
 
@@ -43,7 +44,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"max_model_len must be at least 2, not {self.max_model_len}")
         if self.dtype not in {"auto", "bf16", "fp32"}:
             raise ValueError(f"dtype must be auto, bf16 or fp32, not {self.dtype!r}")
-        if self.kernels not in {"auto", "numba", "torch"}:
-            raise ValueError(f"kernels must be auto, numba or torch, not {self.kernels!r}")
+        if self.device not in {"cpu", "cuda"}:
+            raise ValueError(f"device must be cpu or cuda, not {self.device!r}")
+        if self.kernels not in {"auto", "numba", "triton", "torch"}:
+            raise ValueError(f"kernels must be auto, numba, triton or torch, not {self.kernels!r}")
         if self.scheduling not in {"fair", "fcfs"}:
             raise ValueError(f"scheduling must be fair or fcfs, not {self.scheduling!r}")

@@ -12,7 +12,7 @@ from engine.model.layers import DecoderLayer, LayerWeights
 from engine.model.linear import BaseLinear, PackedLinear, prepack
 from engine.model.rotary import RotaryTable
 from engine.model.spec import ModelSpec
-from engine.model.step_kernels import PlainKernels, StepKernels
+from engine.model.step_kernels import KernelStep, PlainKernels, StepKernels
 from punica_kernels.dispatch import add_lora, add_lora_embedding
 
 
@@ -54,10 +54,18 @@ class Decoder:
 
         The result lives in a buffer of the kernels until the next step.
         """
-        step = self.kernels.begin(inputs, kv, lora)
-        residual = F.embedding(inputs.token_ids, self.embedding)
+        return self.run(self.kernels.begin(inputs, kv, lora), inputs.token_ids, lora)
+
+    def run(
+        self,
+        step: KernelStep,
+        token_ids: torch.Tensor,  # [num_tokens]
+        lora: LoraStep | None,
+    ) -> torch.Tensor:  # [num_tokens, hidden]
+        """Do what `forward` does, with a step that has begun already."""
+        residual = F.embedding(token_ids, self.embedding)
         if lora is not None:
-            add_lora_embedding(residual, inputs.token_ids, arena=lora.arena, plan=lora.plan)
+            add_lora_embedding(residual, token_ids, arena=lora.arena, plan=lora.plan)
         norms = [layer.weights.input_norm for layer in self.layers] + [self.final_norm]
         x = step.rms_norm(residual, norms[0])
         for layer, next_norm in zip(self.layers, norms[1:], strict=True):

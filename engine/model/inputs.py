@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from engine.model.device import integers_on
 from punica_kernels.plan import select_rows
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def build_inputs(plan: StepPlan, *, block_size: int, device: torch.device) -> St
     assert len(token_ids) == len(positions) == len(kv_slots), "one row a token"
 
     def tensor(values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=device)
+        return integers_on(device, values)
 
     return StepInputs(
         token_ids=tensor(token_ids),

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
+import torch  # its OpenMP runtime is what numba's is compared with
+
 from engine.errors import InvalidModel
 from engine.model.rotary import RotaryTable
 from engine.model.spec import ModelSpec
@@ -13,12 +15,14 @@ from engine.model.step_kernels import PlainKernels, StepKernels
 
 KernelFactory = Callable[[ModelSpec, RotaryTable], StepKernels]
 
+_OLDEST_MAJOR = 8  # of compute capability: bf16 on tensor cores
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelChoice:
     """What was chosen.
 
-    name     "numba" or "torch"
+    name     "numba", "triton" or "torch"
     reason   in words, for a person
     """
 
@@ -27,35 +31,51 @@ class KernelChoice:
     factory: KernelFactory
 
 
-def choose_kernels(asked: str, *, num_threads: int) -> KernelChoice:
-    """Choose for a CPU: "auto" takes numba where it shares torch's OpenMP runtime.
+def choose_kernels(asked: str, *, num_threads: int, device: str = "cpu") -> KernelChoice:
+    """Choose for "cpu" or "cuda": "auto" takes numba on the one and Triton on the other.
 
-    Raises InvalidModel in words if "numba" was asked for and can't be had.
+    It takes plain torch where that one can't run, or on a CPU not well. Raises InvalidModel in
+    words if it was asked for by its name and can't be had.
     """
     if asked == "torch":
         return KernelChoice(name="torch", reason="asked for", factory=PlainKernels)
-    problem = numba_problem()
+    best = "triton" if device == "cuda" else "numba"
+    wanted = best if asked == "auto" else asked
+    problem = triton_problem(device) if wanted == "triton" else numba_problem(device)
     if problem is None:
-        return KernelChoice(
-            name="numba",
-            reason="numba and torch share one OpenMP runtime",
-            factory=lambda spec, rotary: _numba(spec, rotary, num_threads=num_threads),
-        )
-    if asked == "numba":
-        raise InvalidModel(f"the numba kernels can't run here: {problem}")
+        return _triton_choice() if wanted == "triton" else _numba_choice(num_threads)
+    if asked != "auto":
+        raise InvalidModel(f"the {asked} kernels can't run here: {problem}")
     return KernelChoice(name="torch", reason=problem, factory=PlainKernels)
 
 
-def numba_problem() -> str | None:
+def triton_problem(device: str) -> str | None:
+    """Say in words what keeps the Triton kernels from running on "cpu" or "cuda"; None: nothing."""
+    try:
+        triton = import_module("triton")
+    except ImportError:
+        return "triton isn't installed"
+    if device == "cpu":
+        is_interpreted = bool(triton.knobs.runtime.interpret)
+        return None if is_interpreted else "on a CPU Triton has only its interpreter, for tests"
+    capability = torch.cuda.get_device_capability(0)
+    if capability < (_OLDEST_MAJOR, 0):
+        found = ".".join(map(str, capability))
+        return f"they want compute capability {_OLDEST_MAJOR}.0 or later; this device has {found}"
+    return None
+
+
+def numba_problem(device: str = "cpu") -> str | None:
     """Say in words what keeps the numba kernels from running well in this process; None: nothing.
 
     Two OpenMP runtimes in one process fight for the cores, so that a step takes many times as long
     as with plain torch kernels.
     """
+    if device != "cpu":
+        return "they run on CPUs only"
     if sys.platform != "linux":
         return "only on Linux is one OpenMP runtime arranged for torch and numba"
     try:
-        import_module("torch")  # its runtime is what is looked for
         import_module("numba.np.ufunc.omppool")  # loads numba's
     except ImportError as error:
         return f"numba's OpenMP layer can't be loaded ({error.name or 'unknown module'})"
@@ -75,6 +95,24 @@ def openmp_runtimes() -> set[Path]:
     maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     paths = {Path(line.split(maxsplit=5)[5]) for line in maps if len(line.split(maxsplit=5)) == 6}
     return {path for path in paths if path.name.startswith(("libgomp", "libomp.", "libiomp5"))}
+
+
+def _numba_choice(num_threads: int) -> KernelChoice:
+    return KernelChoice(
+        name="numba",
+        reason="numba and torch share one OpenMP runtime",
+        factory=lambda spec, rotary: _numba(spec, rotary, num_threads=num_threads),
+    )
+
+
+def _triton_choice() -> KernelChoice:
+    return KernelChoice(name="triton", reason="Triton can run here", factory=_triton)
+
+
+def _triton(spec: ModelSpec, rotary: RotaryTable) -> StepKernels:
+    from engine.model.triton_kernels import TritonKernels
+
+    return TritonKernels(spec, rotary)
 
 
 def _numba(spec: ModelSpec, rotary: RotaryTable, *, num_threads: int) -> StepKernels:

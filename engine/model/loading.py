@@ -13,6 +13,7 @@ from engine.config import EngineConfig
 from engine.errors import InvalidModel
 from engine.model.checkpoint import Checkpoint
 from engine.model.decoder import Decoder
+from engine.model.device import open_device
 from engine.model.embedding_digests import EmbeddingDigests, embedding_digests
 from engine.model.gguf import convert_gguf
 from engine.model.hub import fetch_from_hub, looks_like_hub_id
@@ -50,12 +51,18 @@ class LoadedModel:
     max_model_len: int
     embedding_digests: EmbeddingDigests
 
+    @property
+    def device(self) -> torch.device:
+        """Where weights, KV and arena are."""
+        return self.decoder.embedding.device
+
 
 def load_model(config: EngineConfig, *, progress: Callable[[str], None]) -> LoadedModel:
     """Find, check and read the model that `config` names.
 
     Raises InvalidModel in words for everything that keeps it from being served.
     """
+    device = open_device(config.device)
     model_dir, base_id = _locate(config, progress=progress)
     hf_config = read_json(model_dir / "config.json")
     spec = spec_from_hf_config(hf_config)
@@ -64,16 +71,20 @@ def load_model(config: EngineConfig, *, progress: Callable[[str], None]) -> Load
     checkpoint = Checkpoint(model_dir)
     dtype = _resolve_dtype(config.dtype, spec, checkpoint)
     num_threads = config.num_threads or os.cpu_count() or 1
-    kernels = choose_kernels(config.kernels, num_threads=num_threads)
+    kernels = choose_kernels(config.kernels, num_threads=num_threads, device=device.type)
     progress(f"kernels: {kernels.name} ({kernels.reason})")
     progress(f"reading weights of {base_id} as {dtype}")
-    decoder = build_decoder(
-        checkpoint,
-        spec,
-        dtype=_TORCH_DTYPES[dtype],
-        max_model_len=max_model_len,
-        make_kernels=kernels.factory,
-    )
+    try:
+        decoder = build_decoder(
+            checkpoint,
+            spec,
+            dtype=_TORCH_DTYPES[dtype],
+            max_model_len=max_model_len,
+            device=device,
+            make_kernels=kernels.factory,
+        )
+    except torch.OutOfMemoryError as error:
+        raise InvalidModel(f"the weights don't fit into the memory of {device}") from error
     progress("computing the identity of the weights")
     models_dir = Path(config.state_dir) / "models"
     file_digests = digests_of(checkpoint.files, DigestCache(models_dir / "digests.json"))

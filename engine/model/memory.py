@@ -4,12 +4,16 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
+
+import torch
 
 from engine.errors import InvalidModel
 
 GIB = 1024**3
 MIB = 1024**2
 LORA_SHARE = 0.25
+CUDA_SHARE = 0.90  # the rest is for graphs, and for what the allocator can't use
 # Adapters rarely reach outside the layers, and a row there is as wide as the vocabulary.
 OUTSIDE_GROUPS = ("embedding", "head")
 OUTSIDE_SHARE = 1 / 16
@@ -41,8 +45,12 @@ class MemorySplit:
         }
 
 
-def default_budget_bytes() -> int:
-    """Return min(4 GiB, half of the memory that is available now)."""
+def default_budget_bytes(device: torch.device) -> int:
+    """Return min(4 GiB, half of the memory that is available now); on CUDA 0.90 of what is free."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what torch's allocator keeps for itself is free, too
+        num_free_bytes, _ = torch.cuda.mem_get_info(device)
+        return int(num_free_bytes * CUDA_SHARE)
     return min(4 * GIB, _available_bytes() // 2)
 
 
@@ -99,7 +107,32 @@ def _lora_rows(num_bytes: int, row_bytes: Mapping[str, int]) -> dict[str, int]:
     return dict.fromkeys(inside, num_rows) | outside
 
 
-class PeakMeter:
+class PeakMeter(Protocol):
+    """Measures how far memory rises above where it was when the meter was made."""
+
+    def rise_bytes(self) -> int:
+        """Return peak minus start, in bytes; 0 where it can't be measured."""
+
+
+def peak_meter(device: torch.device) -> PeakMeter:
+    """Return a meter for what runs on `device`, started."""
+    return CudaPeakMeter(device) if device.type == "cuda" else ProcessPeakMeter()
+
+
+class CudaPeakMeter:
+    """Measures what torch's allocator has handed out on a CUDA device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        torch.cuda.reset_peak_memory_stats(device)
+        self._start_bytes = torch.cuda.memory_allocated(device)
+
+    def rise_bytes(self) -> int:
+        """Return peak minus start, in bytes."""
+        return torch.cuda.max_memory_allocated(self._device) - self._start_bytes
+
+
+class ProcessPeakMeter:
     """Measures how far this process's resident memory rises above where it started.
 
     Linux only; elsewhere `rise_bytes` is 0 and the caller's own estimate has to do.

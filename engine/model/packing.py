@@ -56,9 +56,10 @@ def build_decoder(
     *,
     dtype: torch.dtype,
     max_model_len: int,
+    device: torch.device,
     make_kernels: KernelFactory = PlainKernels,
 ) -> Decoder:
-    """Read every tensor into memory of our own, packed and in `dtype`.
+    """Read every tensor into memory of our own on `device`, packed and in `dtype`.
 
     Raises InvalidModel with all problems of names and shapes at once.
     """
@@ -67,7 +68,7 @@ def build_decoder(
         shown = problems[:_MAX_PROBLEMS_SHOWN]
         rest = len(problems) - len(shown)
         raise InvalidModel("; ".join(shown) + (f"; and {rest} more" if rest else ""))
-    reader = _Reader(checkpoint=checkpoint, dtype=dtype)
+    reader = _Reader(checkpoint=checkpoint, dtype=dtype, device=device)
     embedding = reader.tensor(_EMBEDDING)
     if spec.tie_word_embeddings:
         _check_tied_head(checkpoint, embedding, reader)
@@ -89,9 +90,10 @@ def build_decoder(
 class _Reader:
     checkpoint: Checkpoint
     dtype: torch.dtype
+    device: torch.device
 
     def tensor(self, name: str) -> torch.Tensor:
-        out = torch.empty(self.checkpoint.shape(name), dtype=self.dtype)
+        out = torch.empty(self.checkpoint.shape(name), dtype=self.dtype, device=self.device)
         self._copy(out, name)
         return out
 
@@ -99,10 +101,13 @@ class _Reader:
         """Lay the weights of `targets` under each other, and their biases behind each other."""
         shapes = [self.checkpoint.shape(f"{prefix}{target}.weight") for target in targets]
         widths = tuple(shape[0] for shape in shapes)
-        weight = torch.empty((sum(widths), shapes[0][1]), dtype=self.dtype)
+        out_features, in_features = sum(widths), shapes[0][1]
+        weight = torch.empty((out_features, in_features), dtype=self.dtype, device=self.device)
         biases = [f"{prefix}{target}.bias" for target in targets]
         has_bias = any(name in self.checkpoint.names for name in biases)
-        bias = torch.zeros(sum(widths), dtype=self.dtype) if has_bias else None
+        bias = None
+        if has_bias:
+            bias = torch.zeros(out_features, dtype=self.dtype, device=self.device)
         for target, bias_name, rows in zip(targets, biases, slice_rows(widths), strict=True):
             self._copy(weight[rows], f"{prefix}{target}.weight")
             if bias is not None:

@@ -154,10 +154,11 @@ def _tokens_that_it_embeds(arena: Arena, lora_index: int, num_tokens: int) -> li
     if num_tokens == 0 or not arena.carries("embedding", lora_index):
         return []
     (part,) = arena.weights("embedding", 0, lora_index).slices
-    strength = torch.zeros(part.a_t.shape[0])  # [vocab]
+    strength = torch.zeros(part.a_t.shape[0], device=part.a_t.device)  # [vocab]
     for row in part.a_t.t():
         strength += row.float().abs()
-    return [int(token_id) for token_id in strength.topk(num_tokens).indices]
+    token_ids: list[int] = strength.topk(num_tokens).indices.tolist()
+    return token_ids
 
 
 def _inputs(token_ids: Sequence[int], *, block_size: int, device: torch.device) -> StepInputs:

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from engine.kvcache.storage import KVStorage
+from engine.model.cuda_graphs import DecodeGraphs
 from engine.model.decoder import Decoder
 from engine.model.inputs import LoraStep, StepInputs, build_inputs
 from engine.scheduler.plan import StepPlan
@@ -34,10 +36,18 @@ class ModelRunner:
     Owns no decision: which tokens are computed, and where their K and V go, is in the plan.
     """
 
-    def __init__(self, *, decoder: Decoder, kv: KVStorage, arena: Arena | None) -> None:
+    def __init__(
+        self,
+        *,
+        decoder: Decoder,
+        kv: KVStorage,
+        arena: Arena | None,
+        graphs: DecodeGraphs[Any] | None = None,
+    ) -> None:
         self.decoder = decoder
         self.kv = kv
         self.arena = arena
+        self.graphs = graphs
 
     @torch.inference_mode()
     def run(
@@ -53,14 +63,15 @@ class ModelRunner:
             self.kv.copy_block(source=copy.source, target=copy.target)
         inputs = self.inputs_of(plan)
         lora = self.lora_step_of(plan)
-        hidden = self.decoder.forward(inputs, self.kv, lora)
+        hidden = None if self.graphs is None else self.graphs.forward(inputs, lora)
+        if hidden is None:
+            hidden = self.decoder.forward(inputs, self.kv, lora)
         if on_prompt_logits is not None:
             self._hand_over_prompts(plan, inputs, hidden, lora, on_prompt_logits)
         if inputs.sampled_rows.numel() == 0:
             return None
-        rows = inputs.sampled_rows
-        head_lora = None if lora is None else lora.for_head(rows.tolist())
-        return self.decoder.head(hidden[rows], head_lora)
+        head_lora = None if lora is None else lora.for_head(_sampled_rows(plan, inputs))
+        return self.decoder.head(hidden[inputs.sampled_rows], head_lora)
 
     def _hand_over_prompts(
         self,
@@ -97,3 +108,12 @@ class ModelRunner:
             [chunk.num_tokens for chunk in plan.chunks],
         )
         return None if lora_plan is None else LoraStep(arena=self.arena, plan=lora_plan)
+
+
+def _sampled_rows(plan: StepPlan, inputs: StepInputs) -> list[int]:
+    """Return what is in inputs.sampled_rows, without asking the device."""
+    return [
+        rows.row0 + rows.num_tokens - 1
+        for chunk, rows in zip(plan.chunks, inputs.chunks, strict=True)
+        for _ in chunk.drawn_samples
+    ]

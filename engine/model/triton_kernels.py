@@ -3,62 +3,119 @@
 Importing this needs triton; assembly does so only where it was chosen.
 """
 
+from collections.abc import Hashable
+from dataclasses import dataclass
+
 import torch
 
 from engine.kvcache.storage import KVStorage
 from engine.model.inputs import LoraStep, StepInputs
 from engine.model.rotary import RotaryTable
 from engine.model.spec import ModelSpec
-from punica_kernels.attention_tiles import plan_attention
+from punica_kernels.attention_tiles import PagedPlan, plan_attention
+from punica_kernels.device_plan import DevicePlan
 from punica_kernels.fused_layers import add_rms_norm, rms_norm, rotate, silu_mul
 from punica_kernels.paged_attention import paged_attention
 from punica_kernels.store_kv import store_kv
-from punica_kernels.triton_lora import TritonLora
+from punica_kernels.triton_lora import TritonLora, lora_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TritonPlan:
+    """The small tables that a step's launches read; all that changes between steps of one shape.
+
+    num_adapter_lines   there are in the arena's tables on the device; None without LoRA
+    """
+
+    attention: PagedPlan
+    lora: DevicePlan | None
+    num_adapter_lines: int | None
+
+    @property
+    def shape(self) -> Hashable:
+        """What a captured graph is fixed to: plans of one shape may take each other's place."""
+        if self.lora is None:
+            return self.attention.shape
+        return self.attention.shape, self.lora.shape, self.lora.modules, self.num_adapter_lines
+
+    def take(self, other: "TritonPlan") -> None:
+        """Become `other` in place; both have one shape."""
+        assert self.shape == other.shape, "a graph only runs plans of its own shape"
+        self.attention.take(other.attention)
+        if self.lora is not None and other.lora is not None:
+            self.lora.take(other.lora)
 
 
 class TritonKernels:
-    """Runs a decoder's steps by Triton; keeps the arena's tables on the device."""
+    """Runs a decoder's steps by Triton."""
 
     name = "triton"
 
     def __init__(self, spec: ModelSpec, rotary: RotaryTable) -> None:
         self.spec = spec
         self.rotary = rotary
-        self._lora: TritonLora | None = None
 
     def begin(self, inputs: StepInputs, kv: KVStorage, lora: LoraStep | None) -> "TritonStep":
         """Plan the step's tiles; nothing is wiped, since nothing unwritten is read."""
-        return TritonStep(self, inputs, kv, lora)
+        plan = self.plan(inputs, kv, lora)
+        return self.step(plan, kv, lora, positions=inputs.positions, kv_slots=inputs.kv_slots)
 
-    def lora_of(self, step: LoraStep) -> TritonLora:
-        """Return what adds the adapters of a step's arena; the tables are kept between steps."""
-        if self._lora is None or self._lora.arena is not step.arena:
-            self._lora = TritonLora(step.arena)
-        return self._lora
+    def plan(self, inputs: StepInputs, kv: KVStorage, lora: LoraStep | None) -> TritonPlan:
+        """Cut chunks and adapters into tiles; the arena's tables on the device are brought up."""
+        attention = plan_attention(
+            inputs.chunks,
+            num_heads=self.spec.num_heads,
+            num_kv_heads=self.spec.num_kv_heads,
+            dtype=kv.k.dtype,
+            device=kv.k.device,
+        )
+        if lora is None:
+            return TritonPlan(attention=attention, lora=None, num_adapter_lines=None)
+        adapters = lora_of(lora.arena)
+        lora_plan = adapters.plan(lora.plan)
+        num_lines = adapters.tables.capacity
+        return TritonPlan(attention=attention, lora=lora_plan, num_adapter_lines=num_lines)
+
+    def step(
+        self,
+        plan: TritonPlan,
+        kv: KVStorage,
+        lora: LoraStep | None,
+        *,
+        positions: torch.Tensor,  # [num_tokens] int64
+        kv_slots: torch.Tensor,  # [num_tokens] int64; -1 for padding, which writes nothing
+    ) -> "TritonStep":
+        """Begin a step that is planned. Nothing here or later waits for the device."""
+        return TritonStep(
+            spec=self.spec,
+            rotary_rows=self.rotary.rows(positions),
+            kv=kv,
+            kv_slots=kv_slots,
+            plan=plan,
+            lora=None if lora is None else lora_of(lora.arena),
+        )
 
 
 class TritonStep:
     """One step's tiles, tables and views."""
 
     def __init__(
-        self, kernels: TritonKernels, inputs: StepInputs, kv: KVStorage, lora: LoraStep | None
+        self,
+        *,
+        spec: ModelSpec,
+        rotary_rows: tuple[torch.Tensor, torch.Tensor],
+        kv: KVStorage,
+        kv_slots: torch.Tensor,
+        plan: TritonPlan,
+        lora: TritonLora | None,
     ) -> None:
-        spec = self._spec = kernels.spec
-        self._kv = kv
-        self._kv_slots = inputs.kv_slots
-        cos, signed_sin = kernels.rotary.rows(inputs.positions)
+        self._spec = spec
+        cos, signed_sin = rotary_rows
         self._cos, self._signed_sin = cos.squeeze(1), signed_sin.squeeze(1)
-        self._attention = plan_attention(
-            inputs.chunks,
-            num_heads=spec.num_heads,
-            num_kv_heads=spec.num_kv_heads,
-            dtype=kv.k.dtype,
-            device=kv.k.device,
-        )
-        self._lora = self._lora_plan = None
-        if lora is not None:
-            self._lora = kernels.lora_of(lora)
-            self._lora_plan = self._lora.plan(lora.plan)
+        self._kv = kv
+        self._kv_slots = kv_slots
+        self._plan = plan
+        self._lora = lora
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Norm each row."""
@@ -86,7 +143,7 @@ class TritonStep:
         store_kv(k, v, k_cells=k_cells, v_cells=v_cells, kv_slots=self._kv_slots)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         scale = spec.head_dim**-0.5
-        paged_attention(q, out, k=k_cells, v=v_cells, plan=self._attention, scale=scale)
+        paged_attention(q, out, k=k_cells, v=v_cells, plan=self._plan.attention, scale=scale)
         return out.flatten(1)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -96,5 +153,5 @@ class TritonStep:
     def add_lora(self, y: torch.Tensor, x: torch.Tensor, *, module: str, layer: int) -> None:
         """Add the adapters' parts by BGMV and SGMV."""
         assert self._lora is not None, "the step carries adapters"
-        assert self._lora_plan is not None, "the step's adapters are planned"
-        self._lora.add_lora(y, x, module=module, layer=layer, plan=self._lora_plan)
+        assert self._plan.lora is not None, "the step's adapters are planned"
+        self._lora.add_lora(y, x, module=module, layer=layer, plan=self._plan.lora)

@@ -3,8 +3,6 @@
 import time
 from collections.abc import Callable, Sequence
 
-import torch
-
 from engine.kvcache.storage import KVStorage
 from engine.model.decoder import Decoder
 from engine.model.runner import ModelRunner
@@ -76,7 +74,7 @@ def _kv(decoder: Decoder, *, num_blocks: int) -> KVStorage:
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
         dtype=decoder.embedding.dtype,
-        device=torch.device("cpu"),
+        device=decoder.embedding.device,
     )
 
 
@@ -87,7 +85,7 @@ def _arena(decoder: Decoder, modules: Sequence[ModuleSpec]) -> Arena:
         num_layers=decoder.spec.num_layers,
         num_rows=dict.fromkeys({module.group for module in modules}, 1),
         dtype=decoder.embedding.dtype,
-        device=torch.device("cpu"),
+        device=decoder.embedding.device,
     )
     tables = {
         module.name: [[1] * module.num_slices] * arena.num_layers_of(module.name)

@@ -98,7 +98,9 @@ DtypeFlag = Annotated[
     str,
     typer.Option("--dtype", envvar=_variable("dtype"), help="auto, bf16 or fp32."),
 ]
-DeviceFlag = Annotated[str, typer.Option("--device", envvar=_variable("device"))]
+DeviceFlag = Annotated[
+    str, typer.Option("--device", envvar=_variable("device"), help="cpu or cuda.")
+]
 WorkersFlag = Annotated[
     int,
     typer.Option("--workers", envvar=_variable("workers"), min=1, max=64, help="Local workers."),

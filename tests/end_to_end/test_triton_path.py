@@ -4,7 +4,7 @@ In Triton's interpreter, in a process of its own that test_in_the_interpreter.py
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,15 +14,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("runs in Triton's interpreter", allow_module_level=True)
 
-import engine.model.decoder
 from engine.llm import LLM, Completion
-from engine.model.rotary import RotaryTable
+from engine.model.cuda_graphs import DecodeGraphs
 from engine.model.triton_kernels import TritonKernels
 from engine.protocol import SamplingParams
-from punica_kernels import triton_lora
 from tests.end_to_end.conditions import lora_id, what_happens
 from tests.end_to_end.grades import GradeE1, teacher_forced_logits
 from tests.end_to_end.peft_reference import BASE, save_random_adapter, save_word_tokenizer
+from tests.engine.model.fake_graphs import FakeGraph
 
 pytestmark = [
     pytest.mark.slow,
@@ -57,11 +56,6 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LLM, LLM
     for seed, (name, config) in enumerate(ADAPTERS.items()):
         save_random_adapter(root / "base", root / name, seed=seed, **config)
     with new_engine(root, "triton") as ours, new_engine(root, "torch") as plain:
-        decoder = ours.loaded.decoder
-        rotary = RotaryTable(
-            decoder.spec, max_model_len=96, dtype=torch.float32, device=torch.device("cpu")
-        )
-        decoder.kernels = TritonKernels(decoder.spec, rotary)
         yield ours, plain
 
 
@@ -84,12 +78,12 @@ def save_two_layers(directory: Path) -> None:
     save_word_tokenizer(directory, num_words=128)
 
 
-def new_engine(root: Path, name: str) -> LLM:
+def new_engine(root: Path, kernels: str) -> LLM:
     llm = LLM(
         str(root / "base"),
-        state_dir=str(root / f"state-{name}"),
+        state_dir=str(root / f"state-{kernels}"),
         dtype="fp32",
-        kernels="torch",
+        kernels=kernels,
         max_tokens_per_step=CHUNK,
         max_model_len=96,
         max_num_seqs=8,
@@ -100,18 +94,17 @@ def new_engine(root: Path, name: str) -> LLM:
     return llm
 
 
-def test_base_and_three_adapters_chunked_and_cached_are_e1(
-    engines: tuple[LLM, LLM], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def random_prompts(lengths: Sequence[int]) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randint(3, 128, (length,), generator=generator).tolist() for length in lengths]
+
+
+def test_base_and_three_adapters_chunked_and_cached_are_e1(engines: tuple[LLM, LLM]) -> None:
     """Twice the same prompts: the second time their full blocks are found."""
     ours, plain = engines
-    monkeypatch.setattr(engine.model.decoder, "add_lora", triton_lora.add_lora)
+    assert ours.loaded.decoder.kernels.name == "triton"
     names = [BASE, *ADAPTERS, "all-6"]
-    generator = torch.Generator().manual_seed(3)
-    prompts = [
-        torch.randint(3, 128, (length,), generator=generator).tolist()
-        for length in (3, 40, 1, 18, 33)
-    ]
+    prompts = random_prompts((3, 40, 1, 18, 33))
     grade = GradeE1(PlainReference(plain))
     for round_ in range(2):
         with what_happens(ours) as counted:
@@ -126,8 +119,39 @@ def test_base_and_three_adapters_chunked_and_cached_are_e1(
     assert grade.excuses == []
 
 
-def generate(llm: LLM, prompts: list[list[int]], names: list[str | None]) -> list[Completion]:
-    params = SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True, num_logprobs=1)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # rows of padding hold anything
+def test_decode_steps_replayed_as_graphs_give_the_same_tokens(engines: tuple[LLM, LLM]) -> None:
+    """The graph is a fake that calls again; padding, tables and what is replayed are the real ones.
+
+    Three rows are padded to four; when one sequence ends, two rows are another graph's.
+    """
+    ours, plain = engines
+    runner, decoder = ours.core.runner, ours.loaded.decoder
+    assert isinstance(decoder.kernels, TritonKernels)
+    graphs = DecodeGraphs(
+        decoder=decoder, kernels=decoder.kernels, kv=runner.kv, max_num_seqs=8, capture=FakeGraph
+    )
+    runner.graphs = graphs
+    names = [BASE, "all-6", "head-4"]
+    prompts = random_prompts((3, 5, 9))
+    params = [greedy(5), greedy(8), greedy(8)]
+    replayed = generate(ours, prompts, names, params)
+    runner.graphs = None
+    assert graphs.num_replays > graphs.num_graphs > 1
+    assert tokens(replayed) == tokens(generate(plain, prompts, names, params))
+
+
+def greedy(num_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=num_tokens, temperature=0, ignore_eos=True, num_logprobs=1)
+
+
+def generate(
+    llm: LLM,
+    prompts: list[list[int]],
+    names: list[str | None],
+    params: list[SamplingParams] | None = None,
+) -> list[Completion]:
+    params = params or [greedy(NUM_TOKENS)] * len(prompts)
     return llm.generate(prompts, params, lora_ids=[lora_id(name) for name in names])
 
 

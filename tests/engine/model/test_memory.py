@@ -1,6 +1,17 @@
 """The budget becomes KV blocks and rank rows; what lies outside the layers gets a small share."""
 
-from engine.model.memory import MemorySplit, split_memory
+import pytest
+import torch
+
+from engine.model.memory import (
+    GIB,
+    MemorySplit,
+    default_budget_bytes,
+    peak_meter,
+    split_memory,
+)
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 ROW_BYTES = {"attention": 300, "mlp": 700, "embedding": 50, "head": 50}
 
@@ -34,3 +45,25 @@ def test_the_shares_stay_inside_the_budget() -> None:
 def test_without_adapters_all_goes_to_blocks() -> None:
     assert split({}).lora_rows == {}
     assert split({}).num_blocks == 800
+
+
+def test_on_cuda_nine_tenths_of_what_is_free_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 * GIB, 80 * GIB))
+
+    assert default_budget_bytes(CUDA) == 9 * GIB
+
+
+def test_on_a_cpu_cuda_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: pytest.fail("asked"))
+
+    assert 0 < default_budget_bytes(CPU) <= 4 * GIB
+    assert peak_meter(CPU).rise_bytes() >= 0
+
+
+def test_on_cuda_the_peak_is_what_the_allocator_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 300)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 1000)
+
+    assert peak_meter(CUDA).rise_bytes() == 700
