@@ -62,7 +62,7 @@ class BlockPoolMachine(RuleBasedStateMachine):
 
 TestBlockPoolMachine = BlockPoolMachine.TestCase
 TestBlockPoolMachine.settings = settings(
-    max_examples=max(settings().max_examples, 50), stateful_step_count=30, deadline=None
+    max_examples=max(settings().max_examples, 50), stateful_step_count=50, deadline=None
 )
 
 
