@@ -138,4 +138,4 @@ def teacher_forced_logits(llm: LLM, token_ids: list[int], lora_id: str | None) -
     core.scheduler.cache.release(sequence)
     if lease is not None:
         core.adapters.residency.release(lease)
-    return logits
+    return logits.cpu()

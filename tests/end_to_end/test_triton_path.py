@@ -1,6 +1,7 @@
 """The whole engine on Triton's kernels gives the tokens of the plain back end.
 
-In Triton's interpreter, in a process of its own that test_in_the_interpreter.py starts.
+In Triton's interpreter, in a process of its own that test_in_the_interpreter.py starts; where there
+is a CUDA device, also natively, against the plain back end on the CPU.
 """
 
 import os
@@ -11,17 +12,19 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-if os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("runs in Triton's interpreter", allow_module_level=True)
+if os.environ.get("TRITON_INTERPRET") != "1" and not torch.cuda.is_available():
+    pytest.skip("runs in Triton's interpreter or on CUDA", allow_module_level=True)
 
 from engine.llm import LLM, Completion
-from engine.model.cuda_graphs import DecodeGraphs
+from engine.model.cuda_graphs import CudaCapture, DecodeGraphs
 from engine.model.triton_kernels import TritonKernels
 from engine.protocol import SamplingParams
 from tests.end_to_end.conditions import lora_id, what_happens
 from tests.end_to_end.grades import GradeE1, teacher_forced_logits
 from tests.end_to_end.peft_reference import BASE, save_random_adapter, save_word_tokenizer
 from tests.engine.model.fake_graphs import FakeGraph
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 pytestmark = [
     pytest.mark.slow,
@@ -55,7 +58,10 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LLM, LLM
     save_two_layers(root / "base")
     for seed, (name, config) in enumerate(ADAPTERS.items()):
         save_random_adapter(root / "base", root / name, seed=seed, **config)
-    with new_engine(root, "triton") as ours, new_engine(root, "torch") as plain:
+    device = "cpu" if INTERPRETED else "cuda"
+    ours = new_engine(root, kernels="triton", device=device)
+    plain = new_engine(root, kernels="torch", device="cpu")
+    with ours, plain:
         yield ours, plain
 
 
@@ -78,12 +84,14 @@ def save_two_layers(directory: Path) -> None:
     save_word_tokenizer(directory, num_words=128)
 
 
-def new_engine(root: Path, kernels: str) -> LLM:
+def new_engine(root: Path, *, kernels: str, device: str) -> LLM:
     llm = LLM(
         str(root / "base"),
         state_dir=str(root / f"state-{kernels}"),
         dtype="fp32",
         kernels=kernels,
+        device=device,
+        memory_bytes=256 << 20,
         max_tokens_per_step=CHUNK,
         max_model_len=96,
         max_num_seqs=8,
@@ -121,22 +129,26 @@ def test_base_and_three_adapters_chunked_and_cached_are_e1(engines: tuple[LLM, L
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # rows of padding hold anything
 def test_decode_steps_replayed_as_graphs_give_the_same_tokens(engines: tuple[LLM, LLM]) -> None:
-    """The graph is a fake that calls again; padding, tables and what is replayed are the real ones.
+    """In the interpreter the graph is a fake that calls again; all that is replayed is real.
 
     Three rows are padded to four; when one sequence ends, two rows are another graph's.
     """
     ours, plain = engines
     runner, decoder = ours.core.runner, ours.loaded.decoder
     assert isinstance(decoder.kernels, TritonKernels)
-    graphs = DecodeGraphs(
-        decoder=decoder, kernels=decoder.kernels, kv=runner.kv, max_num_seqs=8, capture=FakeGraph
+    own_graphs = runner.graphs
+    graphs = runner.graphs = DecodeGraphs(
+        decoder=decoder,
+        kernels=decoder.kernels,
+        kv=runner.kv,
+        max_num_seqs=8,
+        capture=FakeGraph if INTERPRETED else CudaCapture(ours.loaded.device),
     )
-    runner.graphs = graphs
     names = [BASE, "all-6", "head-4"]
     prompts = random_prompts((3, 5, 9))
     params = [greedy(5), greedy(8), greedy(8)]
     replayed = generate(ours, prompts, names, params)
-    runner.graphs = None
+    runner.graphs = own_graphs
     assert graphs.num_replays > graphs.num_graphs > 1
     assert tokens(replayed) == tokens(generate(plain, prompts, names, params))
 
