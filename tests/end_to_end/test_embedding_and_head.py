@@ -37,6 +37,7 @@ ADAPTERS = {
     "layers": {"r": 6, "lora_alpha": 12, "target_modules": ["q_proj", "down_proj"]},
 }
 pytestmark = [
+    pytest.mark.slow,
     # PEFT says that LoRA on a tied matrix touches one side only, and that it saves the matrix.
     pytest.mark.filterwarnings("ignore:.*tie_word_embeddings=True:UserWarning"),
     pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers` to `True`:UserWarning"),

@@ -52,6 +52,7 @@ class Loaded:
             state_dir=str(state_dir),
             dtype="fp32",
             num_threads=1,
+            kernels="torch",
             memory_bytes=32 * 1024**2,
             max_model_len=64,
             max_num_seqs=2,

@@ -49,6 +49,10 @@ BACK_ENDS = {
     "dispatch": dispatch.add_lora,
     "numba": numba_add_lora,
 }
+# numba compiles for each format: more than a few seconds.
+NAMES = [
+    pytest.param(name, marks=pytest.mark.slow if name == "numba" else ()) for name in BACK_ENDS
+]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ROWS_PER_ADAPTER = 5
 
@@ -101,7 +105,7 @@ def cases(draw: st.DrawFn) -> tuple[list[TinyAdapter], LoraPlan]:
 
 @pytest.mark.parametrize("poison", [float("nan"), 7.0])
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-@pytest.mark.parametrize("back_end", BACK_ENDS)
+@pytest.mark.parametrize("back_end", NAMES)
 @given(case=cases(), module=st.sampled_from(MODULES), layer=st.integers(0, NUM_LAYERS - 1))
 def test_every_back_end_adds_what_the_definition_says_and_touches_nothing_else(
     back_end: str,
@@ -138,6 +142,7 @@ def test_every_back_end_adds_what_the_definition_says_and_touches_nothing_else(
     assert (wide[:, -3:] == 3).all()
 
 
+@pytest.mark.slow
 @given(case=cases(), module=st.sampled_from(MODULES))
 def test_bf16_rounds_once_as_the_definition_does(
     case: tuple[list[TinyAdapter], LoraPlan], module

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from punica_kernels import numba_rows
 from punica_kernels.words import words
 
+pytestmark = pytest.mark.slow  # numba compiles for each format
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 EPS = 1e-5
 TOLERANCE = {
