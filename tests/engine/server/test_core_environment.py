@@ -15,6 +15,7 @@ from engine.model.kernel_choice import choose_kernels, openmp_runtimes
 choice = choose_kernels("auto", num_threads=1)
 print(choice.name, len(openmp_runtimes()), choice.reason, sep="|")
 """
+pytestmark = pytest.mark.slow  # processes that import torch
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="libgomp is shared on Linux")
 
 

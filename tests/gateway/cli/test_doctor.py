@@ -6,12 +6,25 @@ import sys
 
 import pytest
 
+from gateway.cli import doctor
 from gateway.embedded import default_model, kernels, own_packages
 
 
 @pytest.fixture
 def arguments(tmp_path):
     return ["doctor", "--json", "--port", "0", "--state-dir", str(tmp_path / "state")]
+
+
+@pytest.fixture(autouse=True)
+def no_engine(request, monkeypatch):
+    """Only the tests that are about it start an engine's process, which takes seconds."""
+    if "asks_the_engine" not in request.fixturenames:
+        monkeypatch.setattr(doctor, "describe_kernels", lambda _state_dir: ("numba", "said so"))
+
+
+@pytest.fixture
+def asks_the_engine():
+    """Name this to have the real question asked."""
 
 
 def checks_of(done) -> dict[str, dict]:
@@ -45,7 +58,10 @@ def test_table_names_every_check(cli, arguments):
     assert "valkey-server" in done.stdout
 
 
-def test_kernels_and_their_openmp_runtime_are_named_with_the_reason(cli, arguments):
+@pytest.mark.slow
+def test_kernels_and_their_openmp_runtime_are_named_with_the_reason(
+    cli, arguments, asks_the_engine
+):
     check = checks_of(cli(*arguments))["kernels"]
 
     if sys.platform == "linux":
@@ -56,7 +72,7 @@ def test_kernels_and_their_openmp_runtime_are_named_with_the_reason(cli, argumen
         assert "torch" in check["text"]
 
 
-def test_an_engine_that_can_not_be_asked_is_a_warning(cli, arguments, monkeypatch):
+def test_an_engine_that_can_not_be_asked_is_a_warning(cli, arguments, monkeypatch, asks_the_engine):
     monkeypatch.setattr(kernels, "REPORT_COMMAND", ("/no/such/program",))
 
     check = checks_of(cli(*arguments))["kernels"]
