@@ -12,6 +12,9 @@ from gateway.embedded.errors import ServeRefused
 
 # Streams that still run after this are ended, so that a stop always ends.
 DRAIN_TIMEOUT_S = 30
+# How long an idle connection is kept: longer than clients keep theirs (httpx and with it the OpenAI
+# SDK 5 s, as uvicorn would), or one may be closed in the moment in which it is used again.
+KEEP_ALIVE_S = 75
 POLL_S = 0.01
 
 
@@ -43,6 +46,7 @@ class GatewayServer:
                 lifespan="on",
                 server_header=False,
                 timeout_graceful_shutdown=DRAIN_TIMEOUT_S,
+                timeout_keep_alive=KEEP_ALIVE_S,
             )
         )
         self._task: asyncio.Task[None] | None = None

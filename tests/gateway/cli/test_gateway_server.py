@@ -55,6 +55,23 @@ async def test_running_stream_is_finished_and_new_connections_are_refused():
     await stopping
 
 
+@pytest.mark.slow  # idles for as long as uvicorn by itself would keep a connection
+async def test_an_idle_connection_outlives_what_clients_keep_theirs_for():
+    async def hello(request):
+        return StreamingResponse(iter([b"hello"]))
+
+    listener = bind("127.0.0.1", 0)
+    server = GatewayServer(Starlette(routes=[Route("/", hello)]), listener)
+    await server.start()
+    reader, writer = await asyncio.open_connection(*listener.getsockname())
+    for pause_s in (5.5, 0.0):
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert (await reader.readuntil(b"0\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        await asyncio.sleep(pause_s)
+    writer.close()
+    await server.stop()
+
+
 async def test_app_that_cannot_start_is_refused(caplog):
     async def lifespan(scope, receive, send):
         await receive()
