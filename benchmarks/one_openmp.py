@@ -4,14 +4,13 @@ import os
 import sys
 from pathlib import Path
 
-from engine.server.core_environment import core_environment
+from engine.server.core_environment import become
 
 STATE_DIR = Path(__file__).resolve().parents[1] / "build" / "benchmarks"
 _MARK = "LORAPLEX_BENCHMARK_STARTED"
 
 
 def start_as_a_core() -> None:
-    """Replace this process, once: which runtime a process maps is settled before Python runs."""
+    """Replace this process, once."""
     if _MARK not in os.environ:
-        environment = core_environment(STATE_DIR) | {_MARK: "1"}
-        os.execve(sys.executable, [sys.executable, *sys.argv], environment)
+        become(sys.argv, STATE_DIR, **{_MARK: "1"})

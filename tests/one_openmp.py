@@ -1,7 +1,6 @@
 """Starts the test run again in the environment of an engine core.
 
-Which OpenMP runtime a process maps is settled before its first line of Python: so the run that a
-person has started replaces itself by one that was started as a core is.
+The run that a person has started replaces itself by one that was started as a core is.
 """
 
 import os
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.server.core_environment import core_environment
+from engine.server.core_environment import become
 
 _STATE_DIR = Path(__file__).parents[1] / "build" / "tests"
 _MARK = "LORAPLEX_TESTS_STARTED"
@@ -20,11 +19,9 @@ def start_again_with_one_openmp(config: pytest.Config) -> None:
     """Replace this process, unless that was done or it isn't a run of its own."""
     if _MARK in os.environ or hasattr(config, "workerinput"):
         return
-    environment = core_environment(_STATE_DIR) | {_MARK: "1"}
     capture = config.pluginmanager.getplugin("capturemanager")
     if capture is not None:
         capture.stop_global_capturing()  # gives the terminal back
     sys.stdout.flush()
     sys.stderr.flush()
-    arguments = [sys.executable, "-m", "pytest", *sys.argv[1:]]
-    os.execve(sys.executable, arguments, environment)
+    become(["-m", "pytest", *sys.argv[1:]], _STATE_DIR, **{_MARK: "1"})

@@ -42,6 +42,8 @@ class Decoder:
         self.layers = tuple(
             DecoderLayer(index=index, weights=weights) for index, weights in enumerate(layers)
         )
+        # Before each layer, and after the last.
+        self._norms = [weights.input_norm for weights in layers] + [final_norm]
         rotary = RotaryTable(
             spec, max_model_len=max_model_len, dtype=embedding.dtype, device=embedding.device
         )
@@ -66,9 +68,8 @@ class Decoder:
         residual = F.embedding(token_ids, self.embedding)
         if lora is not None:
             add_lora_embedding(residual, token_ids, arena=lora.arena, plan=lora.plan)
-        norms = [layer.weights.input_norm for layer in self.layers] + [self.final_norm]
-        x = step.rms_norm(residual, norms[0])
-        for layer, next_norm in zip(self.layers, norms[1:], strict=True):
+        x = step.rms_norm(residual, self._norms[0])
+        for layer, next_norm in zip(self.layers, self._norms[1:], strict=True):
             x = layer.forward(x, residual, step, next_norm=next_norm, has_lora=lora is not None)
         return x
 

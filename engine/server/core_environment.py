@@ -6,15 +6,19 @@ time, so both are made to find torch's own libgomp; only whoever starts the proc
 
 import importlib.util
 import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 # How long an idle thread of the matrix library spins before it sleeps. The runtime's own default,
 # a spin of many milliseconds, is for machines that do nothing else: beside a server, a gateway and
 # a client on the same cores, the spinning threads take the time of those that have work.
 SPIN_COUNT = "2000"
 # What torch is linked to, and what numba's OpenMP layer asks for.
-HUGE_PAGES = "glibc.malloc.hugetlb=1"  # weights are read whole in every step: fewer, larger pages
 RUNTIME_NAMES = ("libgomp.so.1", "libgomp.so.1.0.0")
+# Weights are read whole in every step: fewer, larger pages.
+HUGE_PAGES = "glibc.malloc.hugetlb=1"
 
 
 def core_environment(state_dir: Path) -> dict[str, str]:
@@ -35,6 +39,15 @@ def core_environment(state_dir: Path) -> dict[str, str]:
         environment["LD_LIBRARY_PATH"] = f"{links}:{others}" if others else str(links)
         environment.setdefault("NUMBA_THREADING_LAYER", "omp")
     return environment
+
+
+def become(arguments: Sequence[str], state_dir: Path, **variables: str) -> NoReturn:
+    """Replace this process by Python with `arguments`, in a core's environment and `variables`.
+
+    Which OpenMP runtime a process maps is settled before its first line of Python.
+    """
+    environment = core_environment(state_dir) | variables
+    os.execve(sys.executable, [sys.executable, *arguments], environment)
 
 
 def _torch_runtime() -> Path | None:

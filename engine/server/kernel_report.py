@@ -1,16 +1,14 @@
 """`python -m engine.server.kernel_report STATE_DIR`: engine.kernel_report, started as a core is."""
 
-import os
 import sys
 from pathlib import Path
 
-from engine.server.core_environment import core_environment
+from engine.server.core_environment import become
 
 
 def main() -> None:
-    """Become the report's process, in a core's environment."""
-    arguments = [sys.executable, "-m", "engine.kernel_report"]
-    os.execve(sys.executable, arguments, core_environment(Path(sys.argv[1])))
+    """Become the report's process."""
+    become(["-m", "engine.kernel_report"], Path(sys.argv[1]))
 
 
 if __name__ == "__main__":

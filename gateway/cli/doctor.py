@@ -102,7 +102,7 @@ def _torch() -> Finding:
 
 
 def _kernels(state_dir: Path) -> Finding:
-    """Say which kernels the engine runs on here; plain torch works, but is several times slower."""
+    """Say which kernels the engine runs on here; plain torch works, but slower."""
     name, text = describe_kernels(state_dir)
     status = "ok" if name not in {"", "torch"} else "warning"
     return Finding(name="kernels", status=status, text=f"{name or 'unknown'}: {text}")

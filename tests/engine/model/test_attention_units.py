@@ -44,16 +44,20 @@ def test_every_key_of_every_row_is_in_one_unit(extents, num_threads):
     chunks = chunks_of(extents)
     plan = plan_units(chunks, num_threads=num_threads)
     seen: dict[int, list[tuple[int, int]]] = {}
+    table_of: dict[int, list[int]] = {}
     for row, table, first, stop, _, _ in plan.units.tolist():
         seen.setdefault(row, []).append((first, stop))
         assert first < stop
-        assert stop <= BLOCK_SIZE * np.count_nonzero(plan.block_tables[table] >= 0)
+        table_of[row] = plan.block_tables[table].tolist()
     for chunk in chunks:
         is_long = chunk.num_tokens > MAX_ROWS_BY_KERNEL
         assert (chunk in plan.long_chunks) == is_long
         for i in range(chunk.num_tokens):
             num_keys = chunk.context_len - chunk.num_tokens + i + 1
             parts = seen.pop(chunk.row0 + i, [])
+            if not is_long:
+                blocks = list(chunk.block_table)
+                assert table_of[chunk.row0 + i][: len(blocks)] == blocks
             edges = [0] + [stop for _, stop in parts] if parts else []
             assert [first for first, _ in parts] == edges[:-1]
             assert (edges[-1:] == [num_keys]) != is_long
