@@ -17,6 +17,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_threads          of the matrix library; None means all cores
     kernels              beside the base products: "auto" (numba or Triton where they run well),
                          "numba", "triton" or "torch"
+    attention            on CUDA: "auto" (FlashInfer's where it is installed and fits the model,
+                         else ours), "triton" (ours) or "flashinfer"
     scheduling           who waits for whom: "fair" (by priority, then least served) or "fcfs"
     """
 
@@ -34,6 +36,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     enable_lora: bool = True
     num_threads: int | None = None
     kernels: str = "auto"
+    attention: str = "auto"
     scheduling: str = "fair"
 
     def __post_init__(self) -> None:
@@ -48,5 +51,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"device must be cpu or cuda, not {self.device!r}")
         if self.kernels not in {"auto", "numba", "triton", "torch"}:
             raise ValueError(f"kernels must be auto, numba, triton or torch, not {self.kernels!r}")
+        if self.attention not in {"auto", "triton", "flashinfer"}:
+            raise ValueError(
+                f"attention must be auto, triton or flashinfer, not {self.attention!r}"
+            )
         if self.scheduling not in {"fair", "fcfs"}:
             raise ValueError(f"scheduling must be fair or fcfs, not {self.scheduling!r}")

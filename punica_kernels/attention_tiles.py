@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from punica_kernels.attention_chunk import AttentionChunk
 from punica_kernels.triton_tiles import (
     AttentionTiles,
     decode_tiles,
@@ -17,23 +17,6 @@ from punica_kernels.triton_tiles import (
 )
 
 _SMALLEST_BUCKET = 8
-
-
-class AttentionChunk(Protocol):
-    """One sequence's rows in the step.
-
-    context_len   tokens of the sequence that its last row sees, this chunk included
-    block_table   the sequence's block ids; at least context_len tokens long
-    """
-
-    @property
-    def row0(self) -> int: ...
-    @property
-    def num_tokens(self) -> int: ...
-    @property
-    def context_len(self) -> int: ...
-    @property
-    def block_table(self) -> Sequence[int]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,15 +3,18 @@
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
 import torch  # its OpenMP runtime is what numba's is compared with
 
 from engine.errors import InvalidModel
+from engine.model.attention_choice import AttentionChoice
 from engine.model.rotary import RotaryTable
 from engine.model.spec import ModelSpec
 from engine.model.step_kernels import PlainKernels, StepKernels
+from punica_kernels.flashinfer_attention import FlashInferAttention
 
 KernelFactory = Callable[[ModelSpec, RotaryTable], StepKernels]
 
@@ -31,11 +34,20 @@ class KernelChoice:
     factory: KernelFactory
 
 
-def choose_kernels(asked: str, *, num_threads: int, device: str = "cpu") -> KernelChoice:
+def choose_kernels(
+    asked: str,
+    *,
+    num_threads: int,
+    device: str = "cpu",
+    choose_attention: Callable[[], AttentionChoice] | None = None,
+) -> KernelChoice:
     """Choose for "cpu" or "cuda": "auto" takes numba on the one and Triton on the other.
 
     It takes plain torch where that one can't run, or on a CPU not well. Raises InvalidModel in
     words if it was asked for by its name and can't be had.
+
+    choose_attention   says whose attention Triton's kernels go with, and is asked only if they are
+                       taken; None: their own
     """
     if asked == "torch":
         return KernelChoice(name="torch", reason="asked for", factory=PlainKernels)
@@ -43,7 +55,9 @@ def choose_kernels(asked: str, *, num_threads: int, device: str = "cpu") -> Kern
     wanted = best if asked == "auto" else asked
     problem = triton_problem(device) if wanted == "triton" else numba_problem(device)
     if problem is None:
-        return _triton_choice() if wanted == "triton" else _numba_choice(num_threads)
+        if wanted == "numba":
+            return _numba_choice(num_threads)
+        return _triton_choice(None if choose_attention is None else choose_attention())
     if asked != "auto":
         raise InvalidModel(f"the {asked} kernels can't run here: {problem}")
     return KernelChoice(name="torch", reason=problem, factory=PlainKernels)
@@ -105,14 +119,23 @@ def _numba_choice(num_threads: int) -> KernelChoice:
     )
 
 
-def _triton_choice() -> KernelChoice:
-    return KernelChoice(name="triton", reason="Triton can run here", factory=_triton)
+def _triton_choice(attention: AttentionChoice | None) -> KernelChoice:
+    reason = "Triton can run here"
+    if attention is None:
+        return KernelChoice(name="triton", reason=reason, factory=_triton)
+    return KernelChoice(
+        name="triton",
+        reason=f"{reason}; {attention.reason}",
+        factory=partial(_triton, flashinfer=attention.flashinfer),
+    )
 
 
-def _triton(spec: ModelSpec, rotary: RotaryTable) -> StepKernels:
+def _triton(
+    spec: ModelSpec, rotary: RotaryTable, *, flashinfer: FlashInferAttention | None = None
+) -> StepKernels:
     from engine.model.triton_kernels import TritonKernels
 
-    return TritonKernels(spec, rotary)
+    return TritonKernels(spec, rotary, flashinfer=flashinfer)
 
 
 def _numba(spec: ModelSpec, rotary: RotaryTable, *, num_threads: int) -> StepKernels:

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import InvalidModel
+from engine.model.attention_choice import choose_attention
 from engine.model.checkpoint import Checkpoint
 from engine.model.decoder import Decoder
 from engine.model.device import open_device
@@ -19,9 +21,10 @@ from engine.model.gguf import convert_gguf
 from engine.model.hub import fetch_from_hub, looks_like_hub_id
 from engine.model.identity import DigestCache, base_identity, digests_of
 from engine.model.json_file import read_json
-from engine.model.kernel_choice import choose_kernels
+from engine.model.kernel_choice import KernelChoice, choose_kernels
 from engine.model.packing import build_decoder
 from engine.model.spec import ModelSpec, spec_from_hf_config
+from punica_kernels.flashinfer_attention import AttentionShape
 
 _TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _QUANTISATION_SUFFIX = re.compile(r"[.-](I?Q\d\w*|TQ\d\w*|B?F16|F32|MXFP4)$", re.IGNORECASE)
@@ -70,8 +73,7 @@ def load_model(config: EngineConfig, *, progress: Callable[[str], None]) -> Load
     _check_tokenizer(model_dir)
     checkpoint = Checkpoint(model_dir)
     dtype = _resolve_dtype(config.dtype, spec, checkpoint)
-    num_threads = config.num_threads or os.cpu_count() or 1
-    kernels = choose_kernels(config.kernels, num_threads=num_threads, device=device.type)
+    kernels = _choose_kernels(config, spec, _TORCH_DTYPES[dtype], device, progress)
     progress(f"kernels: {kernels.name} ({kernels.reason})")
     progress(f"reading weights of {base_id} as {dtype}")
     try:
@@ -163,6 +165,36 @@ def _resolve_dtype(asked: str, spec: ModelSpec, checkpoint: Checkpoint) -> str:
         embedding = "model.embed_tokens.weight"
         stored = checkpoint.dtype(embedding) if embedding in checkpoint.names else "fp32"
     return "bf16" if stored == "fp16" else stored
+
+
+def _choose_kernels(
+    config: EngineConfig,
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    progress: Callable[[str], None],
+) -> KernelChoice:
+    shape = AttentionShape(
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        block_size=config.block_size,
+        dtype=dtype,
+    )
+    kernels = choose_kernels(
+        config.kernels,
+        num_threads=config.num_threads or os.cpu_count() or 1,
+        device=device.type,
+        choose_attention=partial(
+            choose_attention, config.attention, shape=shape, device=device, progress=progress
+        ),
+    )
+    if config.attention == "flashinfer" and kernels.name != "triton":
+        raise InvalidModel(
+            "FlashInfer attends beside the Triton kernels, but these steps would run on "
+            f"{kernels.name} ({kernels.reason})"
+        )
+    return kernels
 
 
 def _eos_token_ids(hf_config: dict[str, Any], model_dir: Path) -> tuple[int, ...]:

@@ -19,10 +19,12 @@ from engine.llm import LLM, Completion
 from engine.model.cuda_graphs import CudaCapture, DecodeGraphs
 from engine.model.triton_kernels import TritonKernels
 from engine.protocol import SamplingParams
+from punica_kernels.flashinfer_attention import AttentionShape, FlashInferAttention
 from tests.end_to_end.conditions import lora_id, what_happens
 from tests.end_to_end.grades import GradeE1, teacher_forced_logits
 from tests.end_to_end.peft_reference import BASE, save_random_adapter, save_word_tokenizer
 from tests.engine.model.fake_graphs import FakeGraph
+from tests.punica_kernels.flashinfer_double import PagedPrefillDouble
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -151,6 +153,45 @@ def test_decode_steps_replayed_as_graphs_give_the_same_tokens(engines: tuple[LLM
     runner.graphs = own_graphs
     assert graphs.num_replays > graphs.num_graphs > 1
     assert tokens(replayed) == tokens(generate(plain, prompts, names, params))
+
+
+def test_flashinfers_attention_in_its_place_gives_the_same_tokens(engines: tuple[LLM, LLM]) -> None:
+    """By a double that computes what FlashInfer's documentation says, in every step but those of
+    single tokens: prompts in one chunk, in several, behind cached blocks, and beside decodes.
+    """
+    ours, plain = engines
+    kernels, kv = ours.loaded.decoder.kernels, ours.core.runner.kv
+    assert isinstance(kernels, TritonKernels)
+    shape = AttentionShape(
+        num_heads=kernels.spec.num_heads,
+        num_kv_heads=kernels.spec.num_kv_heads,
+        head_dim=kernels.spec.head_dim,
+        block_size=kv.block_size,
+        dtype=kv.k.dtype,
+    )
+    doubles: list[PagedPrefillDouble] = []
+
+    def make_double(*args: object, **more: object) -> PagedPrefillDouble:
+        doubles.append(PagedPrefillDouble(*args, **more))
+        return doubles[-1]
+
+    kernels.flashinfer = FlashInferAttention(make_double, shape=shape, device=kv.k.device)
+    names = [BASE, *ADAPTERS, "all-6"]
+    prompts = random_prompts((4, 41, 2, 19, 34))
+    grade = GradeE1(PlainReference(plain))
+    for round_ in range(2):
+        with what_happens(ours) as counted:
+            completions = generate(ours, prompts, names)
+        assert (counted["num_cached_tokens"] > 0) == (round_ > 0)
+        for completion, name in zip(completions, names, strict=True):
+            grade.check_logprobs(completion, name=name)
+        assert tokens(completions) == tokens(generate(plain, prompts, names))
+    kernels.flashinfer = None
+    (double,) = doubles
+    assert double.num_runs == kernels.spec.num_layers * len(double.planned)
+    assert all(max(rows) > 1 for rows in double.planned)
+    assert any(len(rows) > 1 and min(rows) == 1 for rows in double.planned)
+    assert grade.excuses == []
 
 
 def greedy(num_tokens: int) -> SamplingParams:

@@ -1,0 +1,90 @@
+"""Whose attention the Triton kernels run with on CUDA, and why; decided once, at start."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+
+import torch
+
+from engine.errors import InvalidModel
+from engine.model.attention_trial import trial_problem
+from punica_kernels.flashinfer_attention import AttentionShape, FlashInferAttention
+
+_HEAD_DIMS = (64, 128, 256)  # that all kernels of its prefill have
+_DTYPES = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionChoice:
+    """What was chosen.
+
+    reason       in words, for a person; says the name, too
+    flashinfer   runs steps with a chunk of several tokens; None: ours runs all
+    """
+
+    reason: str
+    flashinfer: FlashInferAttention | None = None
+
+
+class _Unusable(Exception):
+    """FlashInfer can't attend here; the text says why."""
+
+
+def choose_attention(
+    asked: str,
+    *,
+    shape: AttentionShape,
+    device: torch.device,
+    progress: Callable[[str], None],
+) -> AttentionChoice:
+    """Choose FlashInfer for "auto" or "flashinfer" where it can run, else our own kernel.
+
+    FlashInfer is imported on CUDA only, and is taken only if it agrees with plain torch in a trial.
+    Raises InvalidModel in words if it was asked for by its name and can't be had.
+    """
+    if asked == "triton":
+        return AttentionChoice(reason="attention is its own, as asked for")
+    try:
+        return _flashinfer(shape, device, progress)
+    except _Unusable as problem:
+        if asked == "flashinfer":
+            raise InvalidModel(f"FlashInfer can't attend here: {problem}") from problem
+        return AttentionChoice(reason=f"attention is its own: {problem}")
+
+
+def _flashinfer(
+    shape: AttentionShape, device: torch.device, progress: Callable[[str], None]
+) -> AttentionChoice:
+    problem = _obvious_problem(shape, device)
+    if problem is not None:
+        raise _Unusable(problem)
+    progress("trying FlashInfer's attention (the first time, it may be compiled)")
+    try:
+        package = import_module("flashinfer")
+        attention = FlashInferAttention(
+            package.BatchPrefillWithPagedKVCacheWrapper, shape=shape, device=device
+        )
+        problem = trial_problem(attention, shape=shape, device=device)
+    except Exception as error:  # whatever it raises: it can't be used
+        lines = str(error).splitlines() or [""]
+        raise _Unusable(f"FlashInfer failed ({type(error).__name__}: {lines[0]})") from error
+    if problem is not None:
+        raise _Unusable(f"FlashInfer {package.__version__} isn't taken: {problem}")
+    return AttentionChoice(
+        reason=f"FlashInfer {package.__version__} attends where a chunk has several tokens",
+        flashinfer=attention,
+    )
+
+
+def _obvious_problem(shape: AttentionShape, device: torch.device) -> str | None:
+    """Say in words what can be known without importing it; any grouping of heads is fine."""
+    if device.type != "cuda":
+        return "FlashInfer runs on CUDA devices only"
+    if find_spec("flashinfer") is None:
+        return "FlashInfer isn't installed"
+    if shape.dtype not in _DTYPES:
+        return f"FlashInfer has no kernels for {str(shape.dtype).removeprefix('torch.')}"
+    if shape.head_dim not in _HEAD_DIMS:
+        return f"FlashInfer has no kernels for heads of {shape.head_dim}"
+    return None
