@@ -80,7 +80,7 @@ class Bench:
         modules = [one for one in module_specs(self._loaded) if one.num_layers is None]
         if kernels != "torch":
             self._decoder.prepack()
-            warm_up(self._decoder, modules, progress=print)
+            warm_up(self._decoder, modules, block_size=BLOCK_SIZE, progress=print)
         self._blocks_each = -(-CONTEXT // BLOCK_SIZE)
         kv = _kv(self._loaded, num_blocks=max(BATCHES) * self._blocks_each)
         arena = _arena(self._loaded, modules)

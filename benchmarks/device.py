@@ -15,6 +15,7 @@ import torch
 
 from benchmarks.device_checks import check_kernels
 from benchmarks.device_engine import decode_overhead, grade_e2, lines_of, load_figures
+from benchmarks.device_flashinfer import compare_attention
 from benchmarks.device_kernels import copy_bandwidth, kernel_figures
 from benchmarks.device_world import World
 
@@ -30,6 +31,7 @@ def main() -> int:
         "kernels": _kernels,
         "decode": lambda world: {"decode": decode_overhead(world)},
         "loads": lambda world: {"loads": load_figures(world)},
+        "flashinfer": compare_attention,  # the last, since it may be compiled first
     }
     parser.add_argument("--sections", nargs="+", choices=list(sections), default=list(sections))
     options = parser.parse_args()

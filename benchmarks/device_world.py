@@ -141,15 +141,29 @@ class World:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             call()
-        times = []
-        for _ in range(_REPEATS):
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            graph.replay()
-            stop.record()
-            stop.synchronize()
-            times.append(start.elapsed_time(stop) / 1e3)
-        return median(times)
+        return _median_seconds(graph.replay)
+
+    def eager_seconds(self, call: Callable[[], object]) -> float:
+        """Return the median seconds of a call on a CUDA device that isn't captured.
+
+        What the host takes counts where the device has to wait for it.
+        """
+        for _ in range(2):
+            call()
+        torch.cuda.synchronize()
+        return _median_seconds(call)
+
+
+def _median_seconds(call: Callable[[], object]) -> float:
+    times = []
+    for _ in range(_REPEATS):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        stop.record()
+        stop.synchronize()
+        times.append(start.elapsed_time(stop) / 1e3)
+    return median(times)
 
 
 def random_decoder(

@@ -60,7 +60,7 @@ def build_core(
         num_products = len(loaded.decoder.linears())
         progress(f"{num_laid_out} of {num_products} weights are in the matrix library's own layout")
     if kernels.name == "numba" or (kernels.name == "triton" and device.type == "cuda"):
-        warm_up(loaded.decoder, modules, progress=progress)
+        warm_up(loaded.decoder, modules, block_size=config.block_size, progress=progress)
     progress("measuring one step of full size")
     split = _measured_split(config, loaded, modules, max_model_len=max_model_len)
     kv = _kv_storage(loaded, num_blocks=split.num_blocks, block_size=config.block_size)

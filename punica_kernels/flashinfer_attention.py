@@ -35,6 +35,7 @@ class FlashInferPlan:
     """A planned step; it ends when the next one is planned, since the wrapper keeps one plan."""
 
     wrapper: Any
+    block_size: int
 
     def attend(self, q: Tensor, *, k: Tensor, v: Tensor) -> Tensor:
         """Return softmax(q Kᵀ / √head_dim) V of each row over its own sequence's context.
@@ -44,6 +45,7 @@ class FlashInferPlan:
                 are in already
         returns as q, contiguous
         """
+        assert k.shape[1] == v.shape[1] == self.block_size, "cells are as planned"
         rows = q.contiguous()  # its documentation promises nothing for wider rows
         out = torch.empty_like(rows)
         self.wrapper.run(rows, (k, v), out=out)
@@ -78,4 +80,4 @@ class FlashInferAttention:
             q_data_type=shape.dtype,
             kv_data_type=shape.dtype,
         )
-        return FlashInferPlan(wrapper=self._wrapper)
+        return FlashInferPlan(wrapper=self._wrapper, block_size=shape.block_size)

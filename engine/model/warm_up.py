@@ -11,13 +11,16 @@ from engine.scheduler.plan import Chunk, StepPlan
 from engine.sequence import Sequence as EngineSequence
 from punica_kernels.arena import Arena, ModuleSpec, Span
 
-BLOCK_SIZE = 16
 MANY_TOKENS = 160  # a chunk that takes the paths for long chunks and for parallel rows
 _NOTICED_AFTER_S = 2.0
 
 
 def warm_up(
-    decoder: Decoder, modules: Sequence[ModuleSpec], *, progress: Callable[[str], None]
+    decoder: Decoder,
+    modules: Sequence[ModuleSpec],
+    *,
+    block_size: int,
+    progress: Callable[[str], None],
 ) -> None:
     """Run steps of every kind once: long and short chunks, one sequence and several, with LoRA.
 
@@ -26,24 +29,23 @@ def warm_up(
     progress(f"compiling the {decoder.kernels.name} kernels (once; then they are read from disk)")
     began_s = time.monotonic()
     arena = _arena(decoder, modules) if modules else None
-    kv = _kv(decoder, num_blocks=8 * MANY_TOKENS // BLOCK_SIZE)
+    kv = _kv(decoder, num_blocks=MANY_TOKENS // block_size + 4, block_size=block_size)
     runner = ModelRunner(decoder=decoder, kv=kv, arena=arena)
     lora_index = None if arena is None else 0
-    runner.run(_plan([(0, MANY_TOKENS)], lora_index))
-    runner.run(_plan([(9, 1)], lora_index))
-    runner.run(_plan([(9, 1), (20, 3), (3, 1)], lora_index))
+    for chunks in ([(0, MANY_TOKENS)], [(9, 1)], [(9, 1), (20, 3), (3, 1)]):
+        runner.run(_plan(chunks, lora_index, block_size))
     took_s = time.monotonic() - began_s
     if took_s >= _NOTICED_AFTER_S:
         progress(f"the kernels were compiled in {took_s:.0f} s")
 
 
-def _plan(chunks: Sequence[tuple[int, int]], lora_index: int | None) -> StepPlan:
+def _plan(chunks: Sequence[tuple[int, int]], lora_index: int | None, block_size: int) -> StepPlan:
     """Return chunks of (tokens computed earlier, tokens now), with and without the adapter."""
     made = []
     table0 = 0
     for number, (num_earlier, num_tokens) in enumerate(chunks):
         stop = num_earlier + num_tokens
-        num_blocks = -(-stop // BLOCK_SIZE)
+        num_blocks = -(-stop // block_size)
         sequence = EngineSequence(
             request_id=f"warm-up-{number}",
             token_ids=[0] * stop,
@@ -65,12 +67,12 @@ def _plan(chunks: Sequence[tuple[int, int]], lora_index: int | None) -> StepPlan
     return StepPlan(chunks=tuple(made))
 
 
-def _kv(decoder: Decoder, *, num_blocks: int) -> KVStorage:
+def _kv(decoder: Decoder, *, num_blocks: int, block_size: int) -> KVStorage:
     spec = decoder.spec
     return KVStorage(
         num_layers=spec.num_layers,
         num_blocks=num_blocks,
-        block_size=BLOCK_SIZE,
+        block_size=block_size,
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
         dtype=decoder.embedding.dtype,

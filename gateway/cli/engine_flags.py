@@ -101,6 +101,14 @@ DtypeFlag = Annotated[
 DeviceFlag = Annotated[
     str, typer.Option("--device", envvar=_variable("device"), help="cpu or cuda.")
 ]
+AttentionFlag = Annotated[
+    str,
+    typer.Option(
+        "--attention",
+        envvar=_variable("attention"),
+        help="On CUDA: auto (FlashInfer's where it is installed and fits), triton or flashinfer.",
+    ),
+]
 WorkersFlag = Annotated[
     int,
     typer.Option("--workers", envvar=_variable("workers"), min=1, max=64, help="Local workers."),

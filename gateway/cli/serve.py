@@ -28,6 +28,11 @@ from gateway.embedded.state import default_state_dir
 
 CLUSTER_TOKEN_VARIABLE = "LORAPLEX_CLUSTER_TOKEN"  # noqa: S105 - its name, not its value
 SECRETS = {"api_key", "admin_key", "redis_url"}
+CHOICES = {
+    "dtype": ("auto", "bf16", "fp32"),
+    "scheduling": ("fair", "fcfs"),
+    "attention": ("auto", "triton", "flashinfer"),
+}
 # What an option left alone means, in words; the others show their value.
 WHEN_UNSET = {
     "model": "the default base",
@@ -60,6 +65,7 @@ def serve(
     scheduling: flags.SchedulingFlag = "fair",
     dtype: flags.DtypeFlag = "auto",
     device: flags.DeviceFlag = "cpu",
+    attention: flags.AttentionFlag = "auto",
     workers: flags.WorkersFlag = 1,
     redis_url: flags.RedisUrlFlag = None,
     store: flags.StoreFlag = None,
@@ -93,17 +99,16 @@ def _run(options: ServeOptions, report: Report) -> None:
 def engine_options(parameters: dict[str, Any]) -> EngineOptions:
     """The engine's options among a command's parameters; raises ServeRefused for no such model."""
     model, served_model_name = resolve_model(parameters["model"], parameters["served_model_name"])
-    if parameters["dtype"] not in {"auto", "bf16", "fp32"}:
-        raise typer.BadParameter(f"--dtype must be auto, bf16 or fp32, not {parameters['dtype']!r}")
-    if parameters["scheduling"] not in {"fair", "fcfs"}:
-        raise typer.BadParameter(
-            f"--scheduling must be fair or fcfs, not {parameters['scheduling']!r}"
-        )
+    for name, known in CHOICES.items():
+        if parameters[name] not in known:
+            words = f"{', '.join(known[:-1])} or {known[-1]}"
+            raise typer.BadParameter(f"--{name} must be {words}, not {parameters[name]!r}")
     return EngineOptions(
         model=model,
         served_model_name=served_model_name,
         dtype=parameters["dtype"],
         device=parameters["device"],
+        attention=parameters["attention"],
         max_model_len=parameters["max_model_len"],
         max_num_seqs=parameters["max_num_seqs"],
         max_tokens_per_step=parameters["max_tokens_per_step"],

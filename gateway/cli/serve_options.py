@@ -32,6 +32,7 @@ class EngineOptions:
     memory_bytes: int | None
     num_threads: int | None = None
     scheduling: str = "fair"
+    attention: str = "auto"
 
     def as_config(self, *, state_dir: Path, num_workers: int = 1) -> dict[str, Any]:
         """The fields of the engine's own configuration; several workers share cores and memory."""
@@ -49,6 +50,7 @@ class EngineOptions:
             "memory_bytes": self.memory_bytes or memory_share_bytes(num_workers),
             "num_threads": self.num_threads or (None if num_workers == 1 else max(1, share)),
             "scheduling": self.scheduling,
+            "attention": self.attention,
         }
 
 

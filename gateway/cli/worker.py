@@ -47,6 +47,7 @@ def worker(
     scheduling: flags.SchedulingFlag = "fair",
     dtype: flags.DtypeFlag = "auto",
     device: flags.DeviceFlag = "cpu",
+    attention: flags.AttentionFlag = "auto",
     served_model_name: flags.ServedModelNameFlag = None,
     state_dir: flags.StateDirFlag = None,
     json: JsonFlag = False,

@@ -33,6 +33,7 @@ def test_the_device_script_starts() -> None:
     run = in_the_interpreter("sh", str(TESTS.parent / "benchmarks" / "device.sh"), "--dry")
     for section in ("checks_passed: True", "e2_passed: True", "kernels (", "decode (", "loads ("):
         assert section in run.stdout
+    assert "flashinfer: skipped; attention is its own: FlashInfer runs on CUDA" in run.stdout
 
 
 def in_the_interpreter(*command: str) -> subprocess.CompletedProcess[str]:

@@ -4,6 +4,7 @@ import pytest
 import typer
 
 from gateway.cli import serve_options
+from gateway.cli.serve import CHOICES, engine_options
 from gateway.cli.serve_options import (
     EngineOptions,
     find_demo_adapters,
@@ -99,6 +100,30 @@ def test_number_of_threads_that_was_given_is_each_workers(tmp_path):
 
     assert engine.as_config(state_dir=tmp_path)["num_threads"] == 3
     assert engine.as_config(state_dir=tmp_path, num_workers=2)["num_threads"] == 3
+
+
+def test_choices_reach_the_engine_and_unknown_ones_are_usage_errors(tmp_path):
+    given = {
+        "model": str(tmp_path),
+        "served_model_name": None,
+        "dtype": "bf16",
+        "device": "cuda",
+        "attention": "triton",
+        "scheduling": "fcfs",
+        "max_model_len": None,
+        "max_num_seqs": 64,
+        "max_tokens_per_step": 512,
+        "block_size": 16,
+        "memory": None,
+        "num_threads": None,
+    }
+
+    config = engine_options(given).as_config(state_dir=tmp_path)
+
+    assert {name: config[name] for name in CHOICES} == {name: given[name] for name in CHOICES}
+    for name in CHOICES:
+        with pytest.raises(typer.BadParameter, match=f"--{name} must be .* or .*, not 'x'"):
+            engine_options(given | {name: "x"})
 
 
 def test_named_adapters_are_promoted(tmp_path):
