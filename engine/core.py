@@ -194,7 +194,7 @@ class EngineCore:
         sampled: list[SampledToken] = []
         if logits is not None:
             sampled = sample(logits, _sampling_rows(plan))
-        return self.scheduler.commit(plan, sampled, prompt_logprobs.by_position)
+        return self.scheduler.commit(plan, sampled, prompt_logprobs.by_position())
 
     def _add(self, request: AddRequest) -> list[Event]:
         try:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from engine.errors import InvalidModel
+from engine.transfer import upload
 
 
 def open_device(name: str) -> torch.device:
@@ -28,7 +29,4 @@ def cuda_problem() -> str | None:
 
 def integers_on(device: torch.device, values: Sequence[int]) -> torch.Tensor:
     """Return `values` as [len(values)] int64 on `device`; the host doesn't wait for the copy."""
-    tensor = torch.tensor(values, dtype=torch.int64)
-    if device.type != "cuda" or not values:
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
+    return upload(values, dtype=torch.int64, device=device)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.sampling.row import SamplingRow
+from engine.transfer import upload
 
 
 class _Cells:
@@ -36,12 +37,12 @@ class _Cells:
     def index(self) -> tuple[Tensor, Tensor]:
         """Where: two tensors of [num_cells]."""
         device = self._logits.device
-        rows = torch.tensor(self._rows, dtype=torch.int64, device=device)
-        return rows, torch.tensor(self._tokens, dtype=torch.int64, device=device)
+        rows = upload(self._rows, dtype=torch.int64, device=device)
+        return rows, upload(self._tokens, dtype=torch.int64, device=device)
 
     def values(self) -> Tensor:
         """How much: [num_cells], of the logits' dtype."""
-        return torch.tensor(self._values, dtype=self._logits.dtype, device=self._logits.device)
+        return upload(self._values, dtype=self._logits.dtype, device=self._logits.device)
 
     def add_to_logits(self) -> None:
         if not self.is_empty():

@@ -8,23 +8,31 @@ from torch import Tensor
 from engine.protocol import TokenLogprob
 
 
-def token_logprobs(
-    logits: Tensor, token_ids: Sequence[int], num_top: Sequence[int]
-) -> list[list[TokenLogprob]]:
-    """Return, per row of logits [num_rows, vocab], the token's logprob, then its `num_top` best.
+def pack_logprobs(logits: Tensor, token_ids: Tensor, *, num_top: int) -> Tensor:
+    """Return, per row of logits [num_rows, vocab], its token's logprob, then its best ones.
 
-    Of the raw logits in fp32: before temperature and filters. A token among the best is in the
-    list twice, so that the first is always the one that was drawn.
+    token_ids  [num_rows] int64
+    num_top    how many best ones; at most the vocabulary
+
+    The result is [num_rows, 1 + 2 * num_top], ids before logprobs, where the logits are. It is in
+    fp64, which holds ids and fp32 exactly: the host gets both by one copy. Logprobs are of the raw
+    logits in fp32: before temperature and filters.
     """
     logprobs = logits.float().log_softmax(-1)  # [num_rows, vocab]
-    ids = torch.tensor(token_ids, device=logits.device).unsqueeze(-1)  # [num_rows, 1]
-    drawn = logprobs.gather(-1, ids).squeeze(-1).tolist()
-    best = logprobs.topk(min(max(num_top), logits.shape[-1]), dim=-1)
-    best_ids, best_values = best.indices.tolist(), best.values.tolist()
+    drawn = logprobs.gather(-1, token_ids.unsqueeze(-1))  # [num_rows, 1]
+    best = logprobs.topk(num_top, dim=-1)
+    return torch.cat([drawn.double(), best.indices.double(), best.values.double()], dim=-1)
+
+
+def unpack_logprobs(numbers: Sequence[float], *, token_id: int, num_top: int) -> list[TokenLogprob]:
+    """Return what one row of pack_logprobs says: of the token, then of the `num_top` best.
+
+    A token among the best is in the list twice, so that the first is always the one that was drawn.
+    """
+    drawn, *best = numbers
+    half = len(best) // 2
+    best_ids, best_values = best[:half][:num_top], best[half:][:num_top]
     return [
-        [
-            TokenLogprob(token_id, drawn[row]),
-            *map(TokenLogprob, best_ids[row][: num_top[row]], best_values[row][: num_top[row]]),
-        ]
-        for row, token_id in enumerate(token_ids)
+        TokenLogprob(token_id, drawn),
+        *(TokenLogprob(int(one), value) for one, value in zip(best_ids, best_values, strict=True)),
     ]

@@ -170,8 +170,7 @@ def test_logits_stay_as_they_are_and_logprobs_are_theirs():
     assert top.token_id == best
 
 
-def test_rows_that_ask_for_nothing_are_not_touched(monkeypatch):
-    """Not even copied: what asks for nothing pays nothing."""
+def test_a_batch_that_asks_for_nothing_is_not_copied(monkeypatch):
     seen = []
     monkeypatch.setattr("engine.sampling.sampler.adjust", lambda group, rows: seen.append(rows))
     plain = row_of([1, 3], [4, 4])
@@ -179,7 +178,15 @@ def test_rows_that_ask_for_nothing_are_not_touched(monkeypatch):
     sample(random_logits(2), [plain, plain])
     assert seen == []
     sample(random_logits(3), [plain, asking, plain])
-    assert seen == [[asking]]
+    assert seen == [[plain, asking, plain]]
+
+
+def test_a_row_that_asks_for_nothing_stays_as_it_is_beside_one_that_asks():
+    logits = random_logits(3)
+    logits[0, 4], logits[2, 5] = NAN, -INF
+    result = adjusted(logits, row_of([1], [2]), row_of([1], [2], presence_penalty=1.0))
+    assert not torch.equal(result[1], logits[1])
+    assert torch.equal(result[::2].nan_to_num(7.0), logits[::2].nan_to_num(7.0))
 
 
 def test_a_row_is_adjusted_only_while_it_must_be():
