@@ -2,6 +2,7 @@
 
 Names, shapes and refusals are those of flashinfer.BatchPrefillWithPagedKVCacheWrapper 0.7.4, in its
 own words: pages and requests. A keyword of it that isn't here is one that Loraplex doesn't use.
+Nobody says that cells behind a request's end aren't read: here they are, with a weight of zero.
 """
 
 import inspect
@@ -100,21 +101,22 @@ class PagedPrefillDouble:
         ):
             kv_len = (len(pages) - 1) * self._page_size + last_page_len
             k, v = (
-                cache[pages.to(cache.device)].flatten(0, 1)[:kv_len].float()
-                for cache in (k_cache, v_cache)
+                cache[pages.to(cache.device)].flatten(0, 1).float() for cache in (k_cache, v_cache)
             )
-            out[rows] = self._attend(q[rows].float(), k, v).to(out.dtype)
+            out[rows] = self._attend(q[rows].float(), k, v, kv_len).to(out.dtype)
         self.num_runs += 1
         return out
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The causal mask is aligned to the end: the last query sees every key."""
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, kv_len: int) -> Tensor:
+        """The causal mask is aligned to the end: the last query sees all kv_len keys."""
         group = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         scores = torch.einsum("qhd,khd->hqk", q, k) * self._sm_scale
+        visible = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device)
+        visible[:, kv_len:] = False
         if self._causal:
-            visible = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device)
-            scores.masked_fill_(~visible.tril(k.shape[0] - q.shape[0]), -torch.inf)
+            visible = visible.tril(kv_len - q.shape[0])
+        scores.masked_fill_(~visible, -torch.inf)
         return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
 
 

@@ -38,7 +38,7 @@ def shape(*, heads: tuple[int, int] = (4, 2), block_size: int = 4) -> AttentionS
 
 @pytest.mark.parametrize("heads", [(4, 4), (9, 3), (8, 1)], ids=str)
 def test_rows_are_those_of_plain_torch(heads: tuple[int, int]) -> None:
-    """Of q that is a part of wider rows; cells of nobody, and behind a context, are NaN."""
+    """Of q that is a part of wider rows; blocks of nobody are NaN."""
     of = shape(heads=heads)
     kv = KVStorage(
         num_layers=2,
@@ -56,7 +56,6 @@ def test_rows_are_those_of_plain_torch(heads: tuple[int, int]) -> None:
     q = wide[:, : of.num_heads]
     wanted = attend(q, kv, 1, plan_attention(CHUNKS, kv)).view(q.shape)
     kv.k[:, 6], kv.v[:, 6] = torch.nan, torch.nan
-    kv.k[1, 7, 1:], kv.v[1, 7, 1:] = torch.nan, torch.nan
     attention = FlashInferAttention(PagedPrefillDouble, shape=of, device=CPU)
     found = attention.plan(CHUNKS).attend(q, k=kv.k[1], v=kv.v[1])
     torch.testing.assert_close(found, wanted)
