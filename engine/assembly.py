@@ -21,8 +21,15 @@ from engine.lora.loader import LoaderClient
 from engine.lora.residency import AdapterResidency
 from engine.lora.weights import ArenaWriter
 from engine.model.cuda_graphs import CudaCapture, DecodeGraphs
+from engine.model.device import device_share
 from engine.model.loading import LoadedModel, load_model
-from engine.model.memory import MemorySplit, default_budget_bytes, peak_meter, split_memory
+from engine.model.memory import (
+    MemorySplit,
+    cuda_budget_bytes,
+    host_budget_bytes,
+    peak_meter,
+    split_memory,
+)
 from engine.model.runner import ModelRunner
 from engine.model.warm_up import warm_up
 from engine.protocol import CoreReady, ModuleShape, SamplingParams
@@ -202,16 +209,13 @@ def _measured_split(
     max_model_len: int,
 ) -> MemorySplit:
     blocks_per_sequence = -(-max_model_len // config.block_size)
-    budget = config.memory_bytes
-    if budget is None:
-        budget = default_budget_bytes(loaded.device)
     row_bytes = (
         Arena.row_bytes(modules=modules, num_layers=loaded.spec.num_layers, dtype=loaded.dtype)
         if modules
         else {}
     )
     return split_memory(
-        budget_bytes=budget,
+        budget_bytes=config.memory_bytes or _measured_budget(config, loaded),
         weight_bytes=loaded.weight_bytes,
         activation_bytes=_activation_bytes(config, loaded),
         block_bytes=_kv_storage(loaded, num_blocks=1, block_size=config.block_size).block_bytes,
@@ -219,6 +223,13 @@ def _measured_split(
         max_blocks=blocks_per_sequence * config.max_num_seqs,
         min_blocks=blocks_per_sequence,
     )
+
+
+def _measured_budget(config: EngineConfig, loaded: LoadedModel) -> int:
+    if loaded.device.type != "cuda":
+        return host_budget_bytes()
+    share = device_share(config.worker_index, num_workers=config.num_workers)
+    return cuda_budget_bytes(loaded.device, share, weight_bytes=loaded.weight_bytes)
 
 
 def _activation_bytes(config: EngineConfig, loaded: LoadedModel) -> int:

@@ -4,18 +4,30 @@ from collections.abc import Sequence
 
 import torch
 
+from engine.device_share import DeviceShare
 from engine.errors import InvalidModel
 from engine.transfer import upload
 
 
-def open_device(name: str) -> torch.device:
-    """Return the device "cpu" or "cuda"; raises InvalidModel in one line if it isn't here."""
+def open_device(name: str, *, worker_index: int = 0, num_workers: int = 1) -> torch.device:
+    """Return the device "cpu" or "cuda" of one worker; raises InvalidModel if it isn't here.
+
+    A CUDA device becomes the current one of this thread: kernels are launched on that.
+    """
     if name == "cpu":
         return torch.device("cpu")
     problem = cuda_problem()
     if problem is not None:
         raise InvalidModel(f"there is no device {name!r} here: {problem}")
-    return torch.device(name, 0)
+    share = device_share(worker_index, num_workers=num_workers)
+    torch.cuda.set_device(share.index)
+    return torch.device(name, share.index)
+
+
+def device_share(worker_index: int, *, num_workers: int) -> DeviceShare:
+    """Return a worker's place on the CUDA devices that are here."""
+    num_devices = torch.cuda.device_count()
+    return DeviceShare.of(worker_index, num_workers=num_workers, num_devices=num_devices)
 
 
 def cuda_problem() -> str | None:

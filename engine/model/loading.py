@@ -65,7 +65,9 @@ def load_model(config: EngineConfig, *, progress: Callable[[str], None]) -> Load
 
     Raises InvalidModel in words for everything that keeps it from being served.
     """
-    device = open_device(config.device)
+    device = open_device(
+        config.device, worker_index=config.worker_index, num_workers=config.num_workers
+    )
     model_dir, base_id = _locate(config, progress=progress)
     hf_config = read_json(model_dir / "config.json")
     spec = spec_from_hf_config(hf_config)

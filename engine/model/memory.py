@@ -8,12 +8,12 @@ from typing import Protocol
 
 import torch
 
+from engine.device_share import DeviceShare
 from engine.errors import InvalidModel
 
 GIB = 1024**3
 MIB = 1024**2
 LORA_SHARE = 0.25
-CUDA_SHARE = 0.90  # the rest is for graphs, and for what the allocator can't use
 # Adapters rarely reach outside the layers, and a row there is as wide as the vocabulary.
 OUTSIDE_GROUPS = ("embedding", "head")
 OUTSIDE_SHARE = 1 / 16
@@ -45,13 +45,16 @@ class MemorySplit:
         }
 
 
-def default_budget_bytes(device: torch.device) -> int:
-    """Return min(4 GiB, half of the memory that is available now); on CUDA 0.90 of what is free."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()  # what torch's allocator keeps for itself is free, too
-        num_free_bytes, _ = torch.cuda.mem_get_info(device)
-        return int(num_free_bytes * CUDA_SHARE)
+def host_budget_bytes() -> int:
+    """Return min(4 GiB, half of the memory that is available now)."""
     return min(4 * GIB, _available_bytes() // 2)
+
+
+def cuda_budget_bytes(device: torch.device, share: DeviceShare, *, weight_bytes: int) -> int:
+    """Return a worker's share of what is free on `device`, on which its weights are already."""
+    torch.cuda.empty_cache()  # what torch's allocator keeps for itself is free, too
+    num_free_bytes, _ = torch.cuda.mem_get_info(device)
+    return share.budget_bytes(num_free_bytes=num_free_bytes, weight_bytes=weight_bytes)
 
 
 def split_memory(

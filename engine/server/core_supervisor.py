@@ -153,6 +153,7 @@ class CoreSupervisor:
         except BaseException:
             await self._end(process, client, reader)
             raise
+        self._config = as_first_measured(self._config, ready)
         return RunningCore(
             instance=self.instance, process=process, client=client, reader=reader, model=model
         )
@@ -201,6 +202,12 @@ class CoreSupervisor:
 
     def _progress(self, text: str) -> None:
         self._emit({"event": "progress", "text": text})
+
+
+def as_first_measured(config: EngineConfig, ready: CoreReady) -> EngineConfig:
+    """Give later cores the memory that the first one took: what is free by then says less."""
+    budget_bytes = config.memory_bytes or ready.memory.get("budget_bytes")
+    return msgspec.structs.replace(config, memory_bytes=budget_bytes)
 
 
 async def _load(ready: CoreReady) -> ServedModel:

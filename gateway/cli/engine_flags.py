@@ -68,7 +68,8 @@ MemoryFlag = Annotated[
         "--memory",
         envvar=_variable("memory"),
         metavar="SIZE",
-        help="For KV blocks and adapters, like 2GiB; by default measured.",
+        help="For each worker's KV blocks and adapters, like 2GiB; by default measured, and divided "
+        "by the workers of one machine or CUDA device.",
     ),
 ]
 BlockSizeFlag = Annotated[
@@ -99,7 +100,12 @@ DtypeFlag = Annotated[
     typer.Option("--dtype", envvar=_variable("dtype"), help="auto, bf16 or fp32."),
 ]
 DeviceFlag = Annotated[
-    str, typer.Option("--device", envvar=_variable("device"), help="cpu or cuda.")
+    str,
+    typer.Option(
+        "--device",
+        envvar=_variable("device"),
+        help="cpu or cuda; several workers are dealt over the visible CUDA devices in turn.",
+    ),
 ]
 AttentionFlag = Annotated[
     str,

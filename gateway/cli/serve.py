@@ -41,7 +41,7 @@ WHEN_UNSET = {
     "admin_key": "none",
     "max_model_len": "the checkpoint's",
     "num_threads": "all cores",
-    "memory": "measured: min(4 GiB, half of what is available)",
+    "memory": "measured: min(4 GiB, half of what is available); on CUDA 0.90 of what is free",
     "redis_url": "a private Valkey",
     "served_model_name": "the checkpoint's own",
     "allowed_root": "none",

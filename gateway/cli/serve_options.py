@@ -34,8 +34,15 @@ class EngineOptions:
     scheduling: str = "fair"
     attention: str = "auto"
 
-    def as_config(self, *, state_dir: Path, num_workers: int = 1) -> dict[str, Any]:
-        """The fields of the engine's own configuration; several workers share cores and memory."""
+    def as_config(
+        self, *, state_dir: Path, worker_index: int = 0, num_workers: int = 1
+    ) -> dict[str, Any]:
+        """The fields of the engine's own configuration; several workers share cores and memory.
+
+        Host memory is divided here. What a device has only an engine can see: it is told its place
+        among the workers, and takes its share itself.
+        """
+        memory_bytes = memory_share_bytes(num_workers) if self.device == "cpu" else None
         share = (os.cpu_count() or 1) // num_workers
         return {
             "model": self.model,
@@ -47,7 +54,9 @@ class EngineOptions:
             "max_num_seqs": self.max_num_seqs,
             "max_tokens_per_step": self.max_tokens_per_step,
             "block_size": self.block_size,
-            "memory_bytes": self.memory_bytes or memory_share_bytes(num_workers),
+            "memory_bytes": self.memory_bytes or memory_bytes,
+            "worker_index": worker_index,
+            "num_workers": num_workers,
             "num_threads": self.num_threads or (None if num_workers == 1 else max(1, share)),
             "scheduling": self.scheduling,
             "attention": self.attention,

@@ -142,7 +142,9 @@ class _Run:
             name=name,
             config={
                 "engine": options.engine.as_config(
-                    state_dir=self._folder.root, num_workers=options.num_workers
+                    state_dir=self._folder.root,
+                    worker_index=index,
+                    num_workers=options.num_workers,
                 ),
                 "host": "127.0.0.1",
                 "port": 0,

@@ -18,6 +18,18 @@ WORKER_COMMAND = (sys.executable, "-m", "engine.server")
 logger = logging.getLogger(__name__)
 
 
+def as_first_measured(config: Mapping[str, Any], said: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Give a worker that is started again the memory that it had: what is free by then says less.
+
+    said   its ready message
+    """
+    engine, budget_bytes = config.get("engine"), (said.get("memory") or {}).get("budget_bytes")
+    if engine is None or not budget_bytes:
+        return config
+    memory_bytes = engine.get("memory_bytes") or budget_bytes
+    return {**config, "engine": {**engine, "memory_bytes": memory_bytes}}
+
+
 class WorkerProcess:
     """One worker and its reader. `config` is the worker's own, with a worker_id nobody else has.
 
@@ -95,6 +107,7 @@ class WorkerProcess:
         elif kind == "failed":
             self._fail(ready, str(said.get("message", "it gave no reason")))
         elif kind == "ready" and not ready.done():
+            self._config = as_first_measured(self._config, said)
             self._report(WorkerReady(name=self.name, pid=process.pid, details=said))
             ready.set_result(None)
 

@@ -3,10 +3,12 @@
 import pytest
 import torch
 
+from engine.device_share import DeviceShare
 from engine.model.memory import (
     GIB,
     MemorySplit,
-    default_budget_bytes,
+    cuda_budget_bytes,
+    host_budget_bytes,
     peak_meter,
     split_memory,
 )
@@ -47,17 +49,24 @@ def test_without_adapters_all_goes_to_blocks() -> None:
     assert split({}).num_blocks == 800
 
 
-def test_on_cuda_nine_tenths_of_what_is_free_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_cuda_the_budget_is_a_share_of_what_the_workers_device_has_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    free_bytes = {0: 24 * GIB, 1: 10 * GIB}
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 * GIB, 80 * GIB))
+    monkeypatch.setattr(
+        torch.cuda, "mem_get_info", lambda device: (free_bytes[device.index], 80 * GIB)
+    )
+    first, second = (DeviceShare.of(n, num_workers=3, num_devices=2) for n in (0, 1))
 
-    assert default_budget_bytes(CUDA) == 9 * GIB
+    assert cuda_budget_bytes(CUDA, first, weight_bytes=4 * GIB) == 9 * GIB
+    assert cuda_budget_bytes(torch.device("cuda", 1), second, weight_bytes=4 * GIB) == 9 * GIB
 
 
 def test_on_a_cpu_cuda_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: pytest.fail("asked"))
 
-    assert 0 < default_budget_bytes(CPU) <= 4 * GIB
+    assert 0 < host_budget_bytes() <= 4 * GIB
     assert peak_meter(CPU).rise_bytes() >= 0
 
 

@@ -1,5 +1,7 @@
 """What `serve` is told, checked before anything starts."""
 
+from dataclasses import replace
+
 import pytest
 import typer
 
@@ -82,6 +84,30 @@ def test_several_workers_share_cores_and_memory(tmp_path, monkeypatch):
 
     assert (alone["num_threads"], alone["memory_bytes"]) == (None, None)
     assert (shared["num_threads"], shared["memory_bytes"]) == (2, 1 << 30)
+
+
+def test_workers_on_cuda_are_told_their_place_and_measure_for_themselves(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "available_memory_bytes", lambda: 8 << 30)
+    engine = EngineOptions(
+        model="model",
+        served_model_name=None,
+        dtype="auto",
+        device="cuda",
+        max_model_len=None,
+        max_num_seqs=64,
+        max_tokens_per_step=512,
+        block_size=16,
+        memory_bytes=None,
+    )
+
+    second = engine.as_config(state_dir=tmp_path, worker_index=1, num_workers=4)
+    told = replace(engine, memory_bytes=3 << 30).as_config(
+        state_dir=tmp_path, worker_index=1, num_workers=4
+    )
+
+    assert (second["worker_index"], second["num_workers"]) == (1, 4)
+    assert second["memory_bytes"] is None
+    assert told["memory_bytes"] == 3 << 30
 
 
 def test_number_of_threads_that_was_given_is_each_workers(tmp_path):
