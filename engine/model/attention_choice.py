@@ -53,10 +53,18 @@ def choose_attention(
         return AttentionChoice(reason=f"attention is its own: {problem}")
 
 
+def expected_attention(device_type: str) -> AttentionChoice:
+    """Say what can be said before a model is known, for `loraplex doctor`; runs ours."""
+    problem = _installation_problem(device_type)
+    if problem is not None:
+        return AttentionChoice(reason=f"attention is its own: {problem}")
+    return AttentionChoice(reason="FlashInfer is installed and attends if it fits the model")
+
+
 def _flashinfer(
     shape: AttentionShape, device: torch.device, progress: Callable[[str], None]
 ) -> AttentionChoice:
-    problem = _obvious_problem(shape, device)
+    problem = _installation_problem(device.type) or _shape_problem(shape)
     if problem is not None:
         raise _Unusable(problem)
     progress("trying FlashInfer's attention (the first time, it may be compiled)")
@@ -77,12 +85,17 @@ def _flashinfer(
     )
 
 
-def _obvious_problem(shape: AttentionShape, device: torch.device) -> str | None:
-    """Say in words what can be known without importing it; any grouping of heads is fine."""
-    if device.type != "cuda":
+def _installation_problem(device_type: str) -> str | None:
+    """Say in words what can be known without a model, and without importing it."""
+    if device_type != "cuda":
         return "FlashInfer runs on CUDA devices only"
     if find_spec("flashinfer") is None:
         return "FlashInfer isn't installed"
+    return None
+
+
+def _shape_problem(shape: AttentionShape) -> str | None:
+    """Say in words what it has no kernels for; any grouping of heads is fine."""
     if shape.dtype not in _DTYPES:
         return f"FlashInfer has no kernels for {str(shape.dtype).removeprefix('torch.')}"
     if shape.head_dim not in _HEAD_DIMS:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch  # its OpenMP runtime is what numba's is compared with
 
 from engine.errors import InvalidModel
-from engine.model.attention_choice import AttentionChoice
+from engine.model.attention_choice import AttentionChoice, expected_attention
 from engine.model.rotary import RotaryTable
 from engine.model.spec import ModelSpec
 from engine.model.step_kernels import PlainKernels, StepKernels
@@ -47,7 +47,7 @@ def choose_kernels(
     words if it was asked for by its name and can't be had.
 
     choose_attention   says whose attention Triton's kernels go with, and is asked only if they are
-                       taken; None: their own
+                       taken; None: their own, for want of a model
     """
     if asked == "torch":
         return KernelChoice(name="torch", reason="asked for", factory=PlainKernels)
@@ -57,7 +57,9 @@ def choose_kernels(
     if problem is None:
         if wanted == "numba":
             return _numba_choice(num_threads)
-        return _triton_choice(None if choose_attention is None else choose_attention())
+        return _triton_choice(
+            expected_attention(device) if choose_attention is None else choose_attention()
+        )
     if asked != "auto":
         raise InvalidModel(f"the {asked} kernels can't run here: {problem}")
     return KernelChoice(name="torch", reason=problem, factory=PlainKernels)
@@ -119,19 +121,16 @@ def _numba_choice(num_threads: int) -> KernelChoice:
     )
 
 
-def _triton_choice(attention: AttentionChoice | None) -> KernelChoice:
-    reason = "Triton can run here"
-    if attention is None:
-        return KernelChoice(name="triton", reason=reason, factory=_triton)
+def _triton_choice(attention: AttentionChoice) -> KernelChoice:
     return KernelChoice(
         name="triton",
-        reason=f"{reason}; {attention.reason}",
+        reason=f"Triton can run here; {attention.reason}",
         factory=partial(_triton, flashinfer=attention.flashinfer),
     )
 
 
 def _triton(
-    spec: ModelSpec, rotary: RotaryTable, *, flashinfer: FlashInferAttention | None = None
+    spec: ModelSpec, rotary: RotaryTable, *, flashinfer: FlashInferAttention | None
 ) -> StepKernels:
     from engine.model.triton_kernels import TritonKernels
 

@@ -108,13 +108,23 @@ def test_one_that_disagrees_is_not_taken(install: Callable[..., None]) -> None:
     assert "1.2.3 isn't taken: in a trial its result was off by 3.14" in choose().reason
 
 
-def test_the_reason_stands_beside_that_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [(None, "attention is its own: FlashInfer isn't installed"), ("it", "FlashInfer is installed")],
+)
+def test_the_reason_stands_beside_that_of_the_kernels_with_a_model_and_without(
+    monkeypatch: pytest.MonkeyPatch, found: str | None, words: str
+) -> None:
     pytest.importorskip("triton")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (9, 0))
-    monkeypatch.setattr(attention_choice, "find_spec", lambda _name: None)
-    kernels = choose_kernels("auto", num_threads=1, device="cuda", choose_attention=choose)
-    assert kernels.name == "triton"
-    assert kernels.reason.endswith("; attention is its own: FlashInfer isn't installed")
+    monkeypatch.setattr(attention_choice, "find_spec", lambda _name: found)
+    monkeypatch.setattr(attention_choice, "import_module", never_import)
+    assert words in choose_kernels("auto", num_threads=1, device="cuda").reason
+    ours = choose_kernels(
+        "auto", num_threads=1, device="cuda", choose_attention=lambda: choose("triton")
+    )
+    assert ours.name == "triton"
+    assert ours.reason == "Triton can run here; attention is its own, as asked for"
 
 
 def test_asking_for_it_on_a_cpu_is_refused_in_words(
