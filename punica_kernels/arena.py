@@ -11,7 +11,7 @@ from torch import Tensor
 from punica_kernels.arena_tables import ArenaTables
 from punica_kernels.lazy_zeros import lazy_zeros
 from punica_kernels.plan import LoraPlan
-from punica_kernels.words import Words, words
+from punica_kernels.words import PAIRS, Words, words
 
 # One number per layer and slice, as [num_layers][num_slices].
 LayerTable = Sequence[Sequence[float]]
@@ -305,7 +305,8 @@ class Arena:
         """Return what a numba kernel reads of one layer's module; cut once, kept while tables do.
 
         a [num_slices, num_rows, in], b [num_rows, out], row0s [capacity], ranks and scales
-        [num_slices, capacity], first columns [num_slices + 1].
+        [num_slices, capacity], first columns [num_slices + 1]. Rows and columns are in pairs of
+        bf16 where the module's widths allow (see numba_pairs), else in elements.
         """
         if self._views_of != self.tables.generation:
             self._views.clear()
@@ -313,14 +314,17 @@ class Arena:
         found = self._views.get((module, layer))
         if found is None:
             spec = self._modules[module]
-            column0s = [spec.column0(index) for index in range(spec.num_slices)]
+            a, b = words(self._a[module][layer]), words(self._b[module][layer])
+            column0s = np.cumsum([0, *spec.slice_out_features])
+            if a.dtype == np.uint16 and not any((*column0s % 2, spec.in_features % 2)):
+                a, b, column0s = a.view(PAIRS), b.view(PAIRS), column0s // 2
             found = self._views[module, layer] = (
-                words(self._a[module][layer]),
-                words(self._b[module][layer]),
+                a,
+                b,
                 self.tables.row0s(spec.group),
                 self.tables.ranks(module)[layer],
                 self.tables.scales(module)[layer],
-                np.array([*column0s, spec.out_features], dtype=np.int64),
+                column0s,
             )
         return found
 

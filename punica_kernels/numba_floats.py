@@ -53,6 +53,17 @@ def _widen(value):
     return lambda value: value
 
 
+@njit(inline="always")
+def round_to_bf16(value: Any) -> Any:
+    """Return the bits of float32 `value` in bf16, rounded to nearest even, as a uint32."""
+    bits = bits_of_float(value)
+    # numba makes a uint64 of what two uint32 give; cut back, or vectors hold half as many.
+    high = np.uint32(bits >> np.uint32(16))
+    up = np.uint32(np.uint32(bits + np.uint32(0x7FFF)) + np.uint32(high & np.uint32(1)))
+    is_nan = np.uint32(bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    return np.uint32(high | np.uint32(0x40)) if is_nan else np.uint32(up >> np.uint32(16))
+
+
 def narrow(value: Any, like: Any) -> Any:
     """Return float32 `value` in the format of array `like`'s elements, rounded to nearest even."""
     raise NotImplementedError("runs in numba kernels only")
@@ -61,16 +72,7 @@ def narrow(value: Any, like: Any) -> Any:
 @overload(narrow)
 def _narrow(value, like):
     if like.dtype == types.uint16:
-
-        def rounded(value, like):
-            bits = bits_of_float(value)
-            odd = (bits >> np.uint32(16)) & np.uint32(1)
-            up = (bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)
-            quiet = (bits >> np.uint32(16)) | np.uint32(0x40)
-            is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
-            return np.uint16(quiet if is_nan else up)
-
-        return rounded
+        return lambda value, like: np.uint16(round_to_bf16(value))
     return lambda value, like: value
 
 

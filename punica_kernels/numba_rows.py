@@ -3,9 +3,10 @@
 from typing import Any
 
 import numpy as np
-from numba import njit, prange
+from numba import prange
 from numba.extending import overload
 
+from punica_kernels.numba_both import in_parallel, serially
 from punica_kernels.numba_floats import FAST_SUMS, exp, narrow, widen
 
 
@@ -64,9 +65,8 @@ def _silu_mul(gate_up: Any, out: Any) -> None:
             place[i] = narrow(widen(narrow(silu, out)) * widen(ups[i]), out)
 
 
-rms_norm = njit(parallel=True, fastmath=FAST_SUMS, cache=True)(_rms_norm)
-rms_norm_serially = njit(fastmath=FAST_SUMS, cache=True)(_rms_norm)
-add_rms_norm = njit(parallel=True, fastmath=FAST_SUMS, cache=True)(_add_rms_norm)
-add_rms_norm_serially = njit(fastmath=FAST_SUMS, cache=True)(_add_rms_norm)
-silu_mul = njit(parallel=True, fastmath=FAST_SUMS, cache=True)(_silu_mul)
-silu_mul_serially = njit(fastmath=FAST_SUMS, cache=True)(_silu_mul)
+rms_norm = in_parallel(_rms_norm)
+rms_norm_serially = serially(_rms_norm)
+add_rms_norm = in_parallel(_add_rms_norm)
+add_rms_norm_serially = serially(_add_rms_norm)
+silu_mul = in_parallel(_silu_mul)

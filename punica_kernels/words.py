@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 Words = np.ndarray[Any, Any]
+PAIRS = np.uint32  # as the dtype of a view of bf16 words: two of a row side by side
 
 
 def words(tensor: torch.Tensor) -> Words:

@@ -22,8 +22,8 @@ from punica_kernels.words import words
 
 Array = np.ndarray[Any, Any]
 
-# Elements below which a second thread costs more than it brings.
-_MIN_PARALLEL_ELEMENTS = 64 * 1024
+# Elements of a norm below which a second thread costs more than it brings.
+_MIN_PARALLEL_ELEMENTS = 32 * 1024
 
 
 class NumbaKernels:
@@ -111,9 +111,6 @@ class NumbaStep:
         if self._normed.numel() < _MIN_PARALLEL_ELEMENTS:
             self._norm = numba_rows.rms_norm_serially
             self._add_norm = numba_rows.add_rms_norm_serially
-        self._silu_mul = numba_rows.silu_mul
-        if self._inner.numel() < _MIN_PARALLEL_ELEMENTS:
-            self._silu_mul = numba_rows.silu_mul_serially
         self._lora = None if lora is None else _ShortSegments(kernels, lora)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -162,7 +159,7 @@ class NumbaStep:
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Multiply the halves."""
-        self._silu_mul(words(gate_up), self._inner_words)
+        numba_rows.silu_mul(words(gate_up), self._inner_words)
         return self._inner
 
     def add_lora(self, y: torch.Tensor, x: torch.Tensor, *, module: str, layer: int) -> None:
@@ -191,7 +188,9 @@ class _ShortSegments:
         if len(self._segments) == 0:
             return
         views = arena.views(module, layer)
-        self._add(words(y), words(x), *views, self._segments, self._starts, self._scratch)
+        kind = views[0].dtype  # words, or pairs of them
+        y_words, x_words = words(y).view(kind), words(x).view(kind)
+        self._add(y_words, x_words, *views, self._segments, self._starts, self._scratch)
 
 
 def _is_inner(module: ModuleSpec) -> bool:

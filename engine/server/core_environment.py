@@ -4,6 +4,7 @@ torch and numba each bring a thread pool. Two pools that spin on the same cores 
 time, so both are made to find torch's own libgomp; only whoever starts the process can do that.
 """
 
+import hashlib
 import importlib.util
 import os
 import sys
@@ -31,7 +32,7 @@ def core_environment(state_dir: Path) -> dict[str, str]:
     if not environment.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
         environment["GOMP_SPINCOUNT"] = SPIN_COUNT
     environment.setdefault("GLIBC_TUNABLES", HUGE_PAGES)
-    environment.setdefault("NUMBA_CACHE_DIR", str(state_dir / "numba"))
+    environment.setdefault("NUMBA_CACHE_DIR", str(state_dir / "numba" / _kernels_digest()))
     runtime = _torch_runtime()
     if runtime is not None:
         links = _link(runtime, state_dir / "openmp")
@@ -48,6 +49,20 @@ def become(arguments: Sequence[str], state_dir: Path, **variables: str) -> NoRet
     """
     environment = core_environment(state_dir) | variables
     os.execve(sys.executable, [sys.executable, *arguments], environment)
+
+
+def _kernels_digest() -> str:
+    """Return a digest of the kernels' sources.
+
+    numba compiles anew when the file of a kernel has changed, but not when another has from which
+    the kernel takes its inner loops; so each state of the sources has a cache of its own.
+    """
+    digest = hashlib.sha256()
+    spec = importlib.util.find_spec("punica_kernels")
+    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
+        for source in sorted(Path(place).glob("numba_*.py")):
+            digest.update(source.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _torch_runtime() -> Path | None:

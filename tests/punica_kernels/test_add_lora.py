@@ -40,7 +40,9 @@ def numba_add_lora(
         np.nan,
         np.float32,
     )
-    add_segments(words(y), words(x), *arena.views(module, layer), segments, starts, scratch)
+    views = arena.views(module, layer)
+    kind = views[0].dtype
+    add_segments(words(y).view(kind), words(x).view(kind), *views, segments, starts, scratch)
 
 
 BACK_ENDS = {

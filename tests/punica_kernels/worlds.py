@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 MODULES = (
     ModuleSpec(name="qkv", group="attention", in_features=12, slice_out_features=(8, 4, 4)),
     ModuleSpec(name="o", group="attention", in_features=8, slice_out_features=(12,)),
-    ModuleSpec(name="down", group="mlp", in_features=6, slice_out_features=(12,)),
+    ModuleSpec(name="down", group="mlp", in_features=7, slice_out_features=(12,)),
 )
 
 
