@@ -134,7 +134,7 @@ def _ask_for(builder: ir.IRBuilder, ptr: Any, num_elements: int) -> None:
     number = ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [first.type, number, number, number])
     hint = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    flags = [ir.Constant(number, value) for value in (0, 3, 1)]  # to read, keep close, data
+    flags = [ir.Constant(number, value) for value in (0, 2, 1)]  # to read, second level, data
     for offset in range(0, num_bytes, _LINE_BYTES):
         builder.call(hint, [builder.gep(first, [ir.Constant(_INDEX, offset)]), *flags])
 
