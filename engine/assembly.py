@@ -30,6 +30,7 @@ from engine.model.memory import (
     peak_meter,
     split_memory,
 )
+from engine.model.out_of_memory import allocating
 from engine.model.runner import ModelRunner
 from engine.model.warm_up import warm_up
 from engine.protocol import CoreReady, ModuleShape, SamplingParams
@@ -57,7 +58,8 @@ def build_core(
 ) -> tuple[EngineCore, MemorySplit]:
     """Return a core that is ready to step, and how its memory was divided.
 
-    Raises InvalidModel in words if the budget can't hold one sequence of full length.
+    Raises InvalidModel in words if the budget can't hold one sequence of full length, or the
+    device what is allocated here.
     """
     max_model_len = max_model_len_of(config, loaded)
     modules = module_specs(loaded) if config.enable_lora else []
@@ -67,11 +69,11 @@ def build_core(
         num_products = len(loaded.decoder.linears())
         progress(f"{num_laid_out} of {num_products} weights are in the matrix library's own layout")
     if kernels.name == "numba" or (kernels.name == "triton" and device.type == "cuda"):
-        warm_up(loaded.decoder, modules, block_size=config.block_size, progress=progress)
+        with allocating("a first small step", device=device, remedy="serve a smaller model"):
+            warm_up(loaded.decoder, modules, block_size=config.block_size, progress=progress)
     progress("measuring one step of full size")
     split = _measured_split(config, loaded, modules, max_model_len=max_model_len)
-    kv = _kv_storage(loaded, num_blocks=split.num_blocks, block_size=config.block_size)
-    arena = _arena(loaded, modules, split.lora_rows) if modules else None
+    kv, arena = _allocate(config, loaded, modules, split)
     graphs = _decode_graphs(config, loaded, kv)
     runner = ModelRunner(decoder=loaded.decoder, kv=kv, arena=arena, graphs=graphs)
     adapters = None
@@ -208,6 +210,13 @@ def _measured_split(
     *,
     max_model_len: int,
 ) -> MemorySplit:
+    budget_bytes = config.memory_bytes or _measured_budget(config, loaded)
+    with allocating(
+        f"a step of {config.max_tokens_per_step} tokens",
+        device=loaded.device,
+        remedy="lower --max-tokens-per-step",
+    ):
+        activation_bytes = _activation_bytes(config, loaded)
     blocks_per_sequence = -(-max_model_len // config.block_size)
     row_bytes = (
         Arena.row_bytes(modules=modules, num_layers=loaded.spec.num_layers, dtype=loaded.dtype)
@@ -215,9 +224,9 @@ def _measured_split(
         else {}
     )
     return split_memory(
-        budget_bytes=config.memory_bytes or _measured_budget(config, loaded),
+        budget_bytes=budget_bytes,
         weight_bytes=loaded.weight_bytes,
-        activation_bytes=_activation_bytes(config, loaded),
+        activation_bytes=activation_bytes,
         block_bytes=_kv_storage(loaded, num_blocks=1, block_size=config.block_size).block_bytes,
         row_bytes=row_bytes,
         max_blocks=blocks_per_sequence * config.max_num_seqs,
@@ -251,6 +260,19 @@ def _activation_bytes(config: EngineConfig, loaded: LoadedModel) -> int:
     meter = peak_meter(loaded.device)
     ModelRunner(decoder=loaded.decoder, kv=kv, arena=None).run(plan)
     return meter.rise_bytes()
+
+
+def _allocate(
+    config: EngineConfig, loaded: LoadedModel, modules: list[ModuleSpec], split: MemorySplit
+) -> tuple[KVStorage, Arena | None]:
+    """Make what the budget was split for."""
+    device, remedy = loaded.device, "lower --memory"
+    with allocating("KV blocks", device=device, num_bytes=split.kv_bytes, remedy=remedy):
+        kv = _kv_storage(loaded, num_blocks=split.num_blocks, block_size=config.block_size)
+    if not modules:
+        return kv, None
+    with allocating("adapters", device=device, num_bytes=split.lora_bytes, remedy=remedy):
+        return kv, _arena(loaded, modules, split.lora_rows)
 
 
 def _kv_storage(loaded: LoadedModel, *, num_blocks: int, block_size: int) -> KVStorage:

@@ -11,18 +11,21 @@ import sys
 import threading
 
 import msgspec
+import torch
 import zmq
 
 from engine.assembly import build_core, describe, load_for
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import EngineError
+from engine.model.out_of_memory import describe_shortage
 from engine.protocol import Command, CoreFailed, CoreProgress, Event
 
 logger = logging.getLogger("loraplex.core")
 
 IDLE_POLL_MS = 1000
 FILES_POLL_MS = 5
+STEP_REMEDY = "lower --memory, --max-tokens-per-step or --max-num-seqs"
 
 
 class EventSender:
@@ -57,19 +60,32 @@ class CommandReceiver:
 
 
 def serve(core: EngineCore, receiver: CommandReceiver, sender: EventSender) -> None:
-    """Step for ever: take what has arrived, compute one step, send what it brought."""
-    while True:
-        if not core.has_work:
-            timeout_ms = IDLE_POLL_MS
-        elif core.is_waiting_for_files:
-            timeout_ms = FILES_POLL_MS
-        else:
-            timeout_ms = 0
-        for command in receiver.receive(timeout_ms=timeout_ms):
-            for event in core.handle(command):
-                sender.send(event)
-        for event in core.step():
+    """Step for ever. A step that fails ends the process: the server then starts another core.
+
+    Where the device's memory ran out, a line for the operator says so in place of a traceback.
+    """
+    try:
+        while True:
+            take_turn(core, receiver, sender)
+    except torch.OutOfMemoryError as error:
+        shortage = describe_shortage(error, core.runner.device)
+        logger.critical("a step failed: %s; %s", shortage, STEP_REMEDY)
+        sys.exit(1)
+
+
+def take_turn(core: EngineCore, receiver: CommandReceiver, sender: EventSender) -> None:
+    """Take what has arrived, compute one step, send what it brought."""
+    if not core.has_work:
+        timeout_ms = IDLE_POLL_MS
+    elif core.is_waiting_for_files:
+        timeout_ms = FILES_POLL_MS
+    else:
+        timeout_ms = 0
+    for command in receiver.receive(timeout_ms=timeout_ms):
+        for event in core.handle(command):
             sender.send(event)
+    for event in core.step():
+        sender.send(event)
 
 
 def main() -> None:
@@ -96,6 +112,7 @@ def main() -> None:
     except (EngineError, msgspec.ValidationError, ValueError) as error:
         code = error.code if isinstance(error, EngineError) else "invalid_configuration"
         sender.send(CoreFailed(message=str(error), code=code))
+        commands.close(linger=0)  # term waits for every socket
         events.close(linger=2000)
         context.term()
         sys.exit(1)
@@ -105,7 +122,9 @@ def main() -> None:
 
 def _exit_with_parent() -> None:
     """End this process at once when the other end of its standard input is gone."""
-    sys.stdin.buffer.read()
+    # Not by sys.stdin: a thread that waits in it holds its lock, and Python can't end without that.
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
     os._exit(0)
 
 

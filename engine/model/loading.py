@@ -22,6 +22,7 @@ from engine.model.hub import fetch_from_hub, looks_like_hub_id
 from engine.model.identity import DigestCache, base_identity, digests_of
 from engine.model.json_file import read_json
 from engine.model.kernel_choice import KernelChoice, choose_kernels
+from engine.model.out_of_memory import allocating
 from engine.model.packing import build_decoder
 from engine.model.spec import ModelSpec, spec_from_hf_config
 from punica_kernels.flashinfer_attention import AttentionShape
@@ -78,7 +79,7 @@ def load_model(config: EngineConfig, *, progress: Callable[[str], None]) -> Load
     kernels = _choose_kernels(config, spec, _TORCH_DTYPES[dtype], device, progress)
     progress(f"kernels: {kernels.name} ({kernels.reason})")
     progress(f"reading weights of {base_id} as {dtype}")
-    try:
+    with allocating("the weights", device=device, remedy="serve a smaller model"):
         decoder = build_decoder(
             checkpoint,
             spec,
@@ -87,8 +88,6 @@ def load_model(config: EngineConfig, *, progress: Callable[[str], None]) -> Load
             device=device,
             make_kernels=kernels.factory,
         )
-    except torch.OutOfMemoryError as error:
-        raise InvalidModel(f"the weights don't fit into the memory of {device}") from error
     progress("computing the identity of the weights")
     models_dir = Path(config.state_dir) / "models"
     file_digests = digests_of(checkpoint.files, DigestCache(models_dir / "digests.json"))

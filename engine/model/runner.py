@@ -49,6 +49,11 @@ class ModelRunner:
         self.arena = arena
         self.graphs = graphs
 
+    @property
+    def device(self) -> torch.device:
+        """Where the steps run."""
+        return self.kv.k.device
+
     @torch.inference_mode()
     def run(
         self, plan: StepPlan, *, on_prompt_logits: Callable[[PromptTile], None] | None = None
@@ -97,7 +102,7 @@ class ModelRunner:
 
     def inputs_of(self, plan: StepPlan) -> StepInputs:
         """Flatten `plan` into the tensors of one step."""
-        return build_inputs(plan, block_size=self.kv.block_size, device=self.kv.k.device)
+        return build_inputs(plan, block_size=self.kv.block_size, device=self.device)
 
     def lora_step_of(self, plan: StepPlan) -> LoraStep | None:
         """Return what the decoder needs to add adapters, or None if the step carries none."""

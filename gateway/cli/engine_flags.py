@@ -68,8 +68,8 @@ MemoryFlag = Annotated[
         "--memory",
         envvar=_variable("memory"),
         metavar="SIZE",
-        help="For each worker's KV blocks and adapters, like 2GiB; by default measured, and divided "
-        "by the workers of one machine or CUDA device.",
+        help="For each worker's KV blocks and adapters, like 2GiB; by default measured, and "
+        "divided by the workers of one machine or CUDA device.",
     ),
 ]
 BlockSizeFlag = Annotated[
