@@ -19,6 +19,7 @@ from punica_kernels.flashinfer_attention import FlashInferAttention
 KernelFactory = Callable[[ModelSpec, RotaryTable], StepKernels]
 
 _OLDEST_MAJOR = 8  # of compute capability: bf16 on tensor cores
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +39,10 @@ def choose_kernels(
     asked: str,
     *,
     num_threads: int,
-    device: str = "cpu",
+    device: torch.device = _CPU,
     choose_attention: Callable[[], AttentionChoice] | None = None,
 ) -> KernelChoice:
-    """Choose for "cpu" or "cuda": "auto" takes numba on the one and Triton on the other.
+    """Choose for one device: "auto" takes numba on a CPU and Triton on CUDA.
 
     It takes plain torch where that one can't run, or on a CPU not well. Raises InvalidModel in
     words if it was asked for by its name and can't be had.
@@ -51,43 +52,44 @@ def choose_kernels(
     """
     if asked == "torch":
         return KernelChoice(name="torch", reason="asked for", factory=PlainKernels)
-    best = "triton" if device == "cuda" else "numba"
+    best = "triton" if device.type == "cuda" else "numba"
     wanted = best if asked == "auto" else asked
     problem = triton_problem(device) if wanted == "triton" else numba_problem(device)
     if problem is None:
         if wanted == "numba":
             return _numba_choice(num_threads)
         return _triton_choice(
-            expected_attention(device) if choose_attention is None else choose_attention()
+            expected_attention(device.type) if choose_attention is None else choose_attention()
         )
     if asked != "auto":
         raise InvalidModel(f"the {asked} kernels can't run here: {problem}")
     return KernelChoice(name="torch", reason=problem, factory=PlainKernels)
 
 
-def triton_problem(device: str) -> str | None:
-    """Say in words what keeps the Triton kernels from running on "cpu" or "cuda"; None: nothing."""
+def triton_problem(device: torch.device) -> str | None:
+    """Say in words what keeps the Triton kernels from running on this device; None: nothing."""
     try:
         triton = import_module("triton")
     except ImportError:
         return "triton isn't installed"
-    if device == "cpu":
+    if device.type == "cpu":
         is_interpreted = bool(triton.knobs.runtime.interpret)
         return None if is_interpreted else "on a CPU Triton has only its interpreter, for tests"
-    capability = torch.cuda.get_device_capability(0)
+    capability = torch.cuda.get_device_capability(device)
     if capability < (_OLDEST_MAJOR, 0):
         found = ".".join(map(str, capability))
-        return f"they want compute capability {_OLDEST_MAJOR}.0 or later; this device has {found}"
+        wanted = f"{_OLDEST_MAJOR}.0 or later"
+        return f"Triton's kernels want compute capability {wanted}; this device has {found}"
     return None
 
 
-def numba_problem(device: str = "cpu") -> str | None:
+def numba_problem(device: torch.device) -> str | None:
     """Say in words what keeps the numba kernels from running well in this process; None: nothing.
 
     Two OpenMP runtimes in one process fight for the cores, so that a step takes many times as long
     as with plain torch kernels.
     """
-    if device != "cpu":
+    if device.type != "cpu":
         return "they run on CPUs only"
     if sys.platform != "linux":
         return "only on Linux is one OpenMP runtime arranged for torch and numba"

@@ -185,7 +185,7 @@ def _choose_kernels(
     kernels = choose_kernels(
         config.kernels,
         num_threads=config.num_threads or os.cpu_count() or 1,
-        device=device.type,
+        device=device,
         choose_attention=partial(
             choose_attention, config.attention, shape=shape, device=device, progress=progress
         ),

@@ -68,7 +68,7 @@ def examine(*, folder: StateFolder, host: str, port: int) -> list[Finding]:
     return [
         _python(),
         _torch(),
-        _kernels(folder.root),
+        *_kernels(folder.root),
         _required("registry", lambda: f"Valkey at {find_binary()}"),
         _default_model(),
         _required("state folder", lambda: _prepared(folder)),
@@ -101,11 +101,21 @@ def _torch() -> Finding:
         return Finding(name="torch", status="failed", text=text)
 
 
-def _kernels(state_dir: Path) -> Finding:
-    """Say which kernels the engine runs on here; plain torch works, but slower."""
-    name, text = describe_kernels(state_dir)
-    status = "ok" if name not in {"", "torch"} else "warning"
-    return Finding(name="kernels", status=status, text=f"{name or 'unknown'}: {text}")
+def _kernels(state_dir: Path) -> list[Finding]:
+    """Say which kernels the engine runs on here: on the CPU, then on each CUDA device."""
+    report = describe_kernels(state_dir)
+    text = f"{report.kernels or 'unknown'}: {report.text}"
+    cpu = Finding(name="kernels", status=_status_with(report.kernels), text=text)
+    devices = [
+        Finding(name=device.name, status=_status_with(device.kernels), text=device.text)
+        for device in report.devices
+    ]
+    return [cpu, *devices]
+
+
+def _status_with(kernels: str | None) -> str:
+    """A warning, not a failure: plain torch is only slower, and the CPU serves without a device."""
+    return "warning" if kernels in {None, "torch"} else "ok"
 
 
 def _default_model() -> Finding:

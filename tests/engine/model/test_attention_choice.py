@@ -119,9 +119,9 @@ def test_the_reason_stands_beside_that_of_the_kernels_with_a_model_and_without(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (9, 0))
     monkeypatch.setattr(attention_choice, "find_spec", lambda _name: found)
     monkeypatch.setattr(attention_choice, "import_module", never_import)
-    assert words in choose_kernels("auto", num_threads=1, device="cuda").reason
+    assert words in choose_kernels("auto", num_threads=1, device=CUDA).reason
     ours = choose_kernels(
-        "auto", num_threads=1, device="cuda", choose_attention=lambda: choose("triton")
+        "auto", num_threads=1, device=CUDA, choose_attention=lambda: choose("triton")
     )
     assert ours.name == "triton"
     assert ours.reason == "Triton can run here; attention is its own, as asked for"

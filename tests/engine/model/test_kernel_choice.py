@@ -16,6 +16,8 @@ from engine.model.loading import load_model
 
 pytest.importorskip("triton")
 
+CUDA = torch.device("cuda", 0)  # only a name here
+
 
 def set_capability(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
@@ -47,16 +49,29 @@ def test_a_device_that_is_neither_is_refused(tmp_path: Path) -> None:
 def test_cuda_takes_triton_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     set_capability(monkeypatch, (9, 0))
     for asked in ("auto", "triton"):
-        assert choose_kernels(asked, num_threads=1, device="cuda").name == "triton"
+        assert choose_kernels(asked, num_threads=1, device=CUDA).name == "triton"
 
 
 def test_an_old_device_gets_plain_torch_and_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     set_capability(monkeypatch, (7, 5))
-    choice = choose_kernels("auto", num_threads=1, device="cuda")
+    choice = choose_kernels("auto", num_threads=1, device=CUDA)
     assert choice.name == "torch"
     assert "7.5" in choice.reason
     with pytest.raises(InvalidModel, match=r"triton kernels can't run here.*7\.5"):
-        choose_kernels("triton", num_threads=1, device="cuda")
+        choose_kernels("triton", num_threads=1, device=CUDA)
+
+
+def test_each_device_is_asked_for_its_own_capability(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker on the second device is not refused for what the first one lacks."""
+    capabilities = {0: (7, 5), 1: (9, 0)}
+    monkeypatch.setattr(
+        torch.cuda, "get_device_capability", lambda device: capabilities[device.index]
+    )
+    chosen = [
+        choose_kernels("auto", num_threads=1, device=torch.device("cuda", index)).name
+        for index in capabilities
+    ]
+    assert chosen == ["torch", "triton"]
 
 
 def test_without_triton_cuda_gets_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,12 +81,12 @@ def test_without_triton_cuda_gets_plain_torch(monkeypatch: pytest.MonkeyPatch) -
         return importlib.import_module(name)
 
     monkeypatch.setattr(kernel_choice, "import_module", no_triton)
-    choice = choose_kernels("auto", num_threads=1, device="cuda")
+    choice = choose_kernels("auto", num_threads=1, device=CUDA)
     assert (choice.name, choice.reason) == ("torch", "triton isn't installed")
 
 
 def test_numba_is_refused_on_cuda_and_triton_on_a_cpu() -> None:
     with pytest.raises(InvalidModel, match="on CPUs only"):
-        choose_kernels("numba", num_threads=1, device="cuda")
+        choose_kernels("numba", num_threads=1, device=CUDA)
     with pytest.raises(InvalidModel, match="only its interpreter"):
         choose_kernels("triton", num_threads=1)
