@@ -8,7 +8,7 @@ import pytest
 
 from gateway.cli import doctor
 from gateway.embedded import default_model, kernels, own_packages
-from gateway.embedded.kernels import DeviceReport, KernelReport
+from gateway.embedded.kernels import KernelReport
 
 
 @pytest.fixture
@@ -83,21 +83,26 @@ def test_an_engine_that_can_not_be_asked_is_a_warning(cli, arguments, monkeypatc
     assert "could not be asked" in check["text"]
 
 
-def test_each_cuda_device_has_a_check_of_its_own(cli, arguments, monkeypatch):
-    devices = (
-        DeviceReport(name="cuda:0", kernels="triton", text="runs well"),
-        DeviceReport(name="cuda:1", kernels="torch", text="is too old"),
-        DeviceReport(name="cuda:2", kernels=None, text="it can't be used"),
-    )
-    report = KernelReport(kernels="numba", text="said so", devices=devices)
-    monkeypatch.setattr(doctor, "describe_kernels", lambda _state_dir: report)
+def test_each_cuda_device_has_a_check_of_its_own(cli, arguments, monkeypatch, asks_the_engine):
+    line = {
+        "kernels": "numba",
+        "reason": "said so",
+        "openmp": ["libgomp.so.1"],
+        "devices": [
+            {"name": "cuda:0", "kernels": "triton", "text": "runs well"},
+            {"name": "cuda:1", "kernels": "torch", "text": "is too old"},
+            {"name": "cuda:2", "kernels": None, "text": "it can't be used"},
+        ],
+    }
+    print_it = (sys.executable, "-c", f"print({json.dumps(line)!r})")
+    monkeypatch.setattr(kernels, "REPORT_COMMAND", print_it)
 
     done = cli(*arguments)
 
     assert done.exit_code == 0, "the CPU serves"
     checks = list(checks_of(done).values())
     assert checks[2:6] == [
-        {"name": "kernels", "status": "ok", "text": "numba: said so"},
+        {"name": "kernels", "status": "ok", "text": "numba: said so; OpenMP: libgomp.so.1"},
         {"name": "cuda:0", "status": "ok", "text": "runs well"},
         {"name": "cuda:1", "status": "warning", "text": "is too old"},
         {"name": "cuda:2", "status": "warning", "text": "it can't be used"},
