@@ -231,7 +231,7 @@ def _sum_unit_in_kernel(
                 s0 = scores0 + h * TILE_KEYS
                 scores = mine[s0 : s0 + num_scores]
                 before = maxima[h]
-                largest = _largest(scores, before)
+                largest = largest_of(scores, before)
                 total = np.float32(0.0)
                 for j in range(num_scores):
                     weight = exp(scores[j] - largest)
@@ -264,13 +264,13 @@ def _sum_unit_in_kernel(
     return sum_unit
 
 
-def _largest(*_arguments: Any) -> Any:
+def largest_of(*_arguments: Any) -> Any:
     """Return the largest of some scores and a start."""
     raise NotImplementedError("runs in numba kernels only")
 
 
 # Without NaN to mind, LLVM vectorises a maximum; one among the scores still spoils their sum.
-@overload(_largest, jit_options={"fastmath": {"nnan", "nsz"}})
+@overload(largest_of, jit_options={"fastmath": {"nnan", "nsz"}})
 def _largest_in_kernel(scores, start):
     def largest_of(scores, start):
         largest = start

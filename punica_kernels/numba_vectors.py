@@ -42,26 +42,26 @@ def score_keys(
     is_bf16 = k.dtype == types.uint16
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
-        work_ptr = _data(context, builder, sig.args[0], args[0], _FLOAT)
+        work_ptr = data_of(context, builder, sig.args[0], args[0], _FLOAT)
         q_ptr, s_ptr = builder.gep(work_ptr, [args[1]]), builder.gep(work_ptr, [args[6]])
         k_type = _WORD if is_bf16 else _FLOAT
-        k_ptr = builder.gep(_data(context, builder, sig.args[2], args[2], k_type), [args[3]])
-        ahead_ptr = builder.gep(_data(context, builder, sig.args[8], args[8], k_type), [args[9]])
+        k_ptr = builder.gep(data_of(context, builder, sig.args[2], args[2], k_type), [args[3]])
+        ahead_ptr = builder.gep(data_of(context, builder, sig.args[8], args[8], k_type), [args[9]])
         queries = [
-            [_load(builder, q_ptr, g * dim + c, width) for c in range(0, dim, width)]
+            [load(builder, q_ptr, g * dim + c, width) for c in range(0, dim, width)]
             for g in range(num_heads)
         ]
         with cgutils.for_range(builder, args[5], intp=_INDEX) as loop:
             offset = builder.mul(loop.index, args[4])
             row = builder.gep(k_ptr, [offset])
             _ask_for(builder, builder.gep(ahead_ptr, [offset]), dim)
-            key = [_load(builder, row, c, width, widen=is_bf16) for c in range(0, dim, width)]
+            key = [load(builder, row, c, width, widen=is_bf16) for c in range(0, dim, width)]
             for g in range(num_heads):
                 total = builder.fmul(queries[g][0], key[0], flags=_FAST)
                 for q_part, k_part in zip(queries[g][1:], key[1:], strict=True):
-                    total = _fma(builder, q_part, k_part, total)
+                    total = fma(builder, q_part, k_part, total)
                 place = builder.add(loop.index, builder.mul(args[7], ir.Constant(_INDEX, g)))
-                builder.store(_sum(builder, total), builder.gep(s_ptr, [place]))
+                builder.store(sum_of(builder, total), builder.gep(s_ptr, [place]))
         return context.get_dummy_value()
 
     return signature, codegen
@@ -91,11 +91,11 @@ def add_values(
     parts_at_once = max(1, min(dim // width, _MAX_SUMS // num_heads))
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
-        work_ptr = _data(context, builder, sig.args[0], args[0], _FLOAT)
+        work_ptr = data_of(context, builder, sig.args[0], args[0], _FLOAT)
         p_ptr, a_ptr = builder.gep(work_ptr, [args[1]]), builder.gep(work_ptr, [args[7]])
         v_type = _WORD if is_bf16 else _FLOAT
-        v_ptr = builder.gep(_data(context, builder, sig.args[3], args[3], v_type), [args[4]])
-        ahead_ptr = builder.gep(_data(context, builder, sig.args[8], args[8], v_type), [args[9]])
+        v_ptr = builder.gep(data_of(context, builder, sig.args[3], args[3], v_type), [args[4]])
+        ahead_ptr = builder.gep(data_of(context, builder, sig.args[8], args[8], v_type), [args[9]])
         columns = range(0, dim, width)
         for first in range(0, len(columns), parts_at_once):
             some = columns[first : first + parts_at_once]
@@ -104,22 +104,22 @@ def add_values(
                 for c in some:
                     # A variable that LLVM keeps in a register for the length of the loop.
                     sums[g, c] = cgutils.alloca_once(builder, ir.VectorType(_FLOAT, width))
-                    builder.store(_load(builder, a_ptr, g * dim + c, width), sums[g, c])
+                    builder.store(load(builder, a_ptr, g * dim + c, width), sums[g, c])
             with cgutils.for_range(builder, args[6], intp=_INDEX) as loop:
                 offset = builder.mul(loop.index, args[5])
                 row = builder.gep(v_ptr, [offset])
                 if first == 0:
                     _ask_for(builder, builder.gep(ahead_ptr, [offset]), dim)
-                value = {c: _load(builder, row, c, width, widen=is_bf16) for c in some}
+                value = {c: load(builder, row, c, width, widen=is_bf16) for c in some}
                 for g in range(num_heads):
                     place = builder.add(loop.index, builder.mul(args[2], ir.Constant(_INDEX, g)))
-                    weight = _spread(builder, builder.load(builder.gep(p_ptr, [place])), width)
+                    weight = spread_over(builder, builder.load(builder.gep(p_ptr, [place])), width)
                     for c in some:
-                        total = _fma(builder, weight, value[c], builder.load(sums[g, c]))
+                        total = fma(builder, weight, value[c], builder.load(sums[g, c]))
                         builder.store(total, sums[g, c])
             for (g, c), total in sums.items():
                 builder.store(
-                    builder.load(total), _vector_at(builder, a_ptr, g * dim + c, width), align=4
+                    builder.load(total), vector_at(builder, a_ptr, g * dim + c, width), align=4
                 )
         return context.get_dummy_value()
 
@@ -155,34 +155,37 @@ def _vector_width(dim: int) -> int:
     return width
 
 
-def _data(context: Any, builder: ir.IRBuilder, kind: Any, array: Any, element: ir.Type) -> Any:
-    """Return the array's first element's address."""
+def data_of(
+    context: Any, builder: ir.IRBuilder, kind: Any, array: Any, element: ir.Type = _FLOAT
+) -> Any:
+    """Return the address of an array's first element."""
     data = cgutils.create_struct_proxy(kind)(context, builder, array).data
     return builder.bitcast(data, element.as_pointer())
 
 
-def _vector_at(builder: ir.IRBuilder, ptr: Any, offset: int, width: int) -> Any:
+def vector_at(builder: ir.IRBuilder, ptr: Any, offset: int, width: int) -> Any:
+    """Return the address of `width` elements as one vector's."""
     element = ptr.type.pointee
     place = builder.gep(ptr, [ir.Constant(_INDEX, offset)])
     return builder.bitcast(place, ir.VectorType(element, width).as_pointer())
 
 
-def _load(builder: ir.IRBuilder, ptr: Any, offset: int, width: int, *, widen: bool = False) -> Any:
+def load(builder: ir.IRBuilder, ptr: Any, offset: int, width: int, *, widen: bool = False) -> Any:
     """Return `width` elements as fp32."""
     if not widen:
-        return builder.load(_vector_at(builder, ptr, offset, width), align=4)
-    words = builder.load(_vector_at(builder, ptr, offset, width), align=2)
+        return builder.load(vector_at(builder, ptr, offset, width), align=4)
+    words = builder.load(vector_at(builder, ptr, offset, width), align=2)
     wide_type = ir.VectorType(ir.IntType(32), width)
     bits = builder.shl(builder.zext(words, wide_type), ir.Constant(wide_type, [16] * width))
     return builder.bitcast(bits, ir.VectorType(_FLOAT, width))
 
 
-def _fma(builder: ir.IRBuilder, a: Any, b: Any, c: Any) -> Any:
+def fma(builder: ir.IRBuilder, a: Any, b: Any, c: Any) -> Any:
     """Return a·b + c; `contract` lets LLVM fuse the two."""
     return builder.fadd(builder.fmul(a, b, flags=_FAST), c, flags=_FAST)
 
 
-def _sum(builder: ir.IRBuilder, vector: Any) -> Any:
+def sum_of(builder: ir.IRBuilder, vector: Any) -> Any:
     """Return the sum of a vector's elements, in any order."""
     name = f"llvm.vector.reduce.fadd.v{vector.type.count}f32"
     kind = ir.FunctionType(_FLOAT, [_FLOAT, vector.type])
@@ -190,7 +193,7 @@ def _sum(builder: ir.IRBuilder, vector: Any) -> Any:
     return builder.call(reduce, [ir.Constant(_FLOAT, 0.0), vector], fastmath=_FAST)
 
 
-def _spread(builder: ir.IRBuilder, value: Any, width: int) -> Any:
+def spread_over(builder: ir.IRBuilder, value: Any, width: int) -> Any:
     """Return a vector of `width` equal elements."""
     kind = ir.VectorType(value.type, width)
     one = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_INDEX, 0))

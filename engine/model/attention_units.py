@@ -72,7 +72,7 @@ def plan_units(chunks: Sequence[ChunkInput], *, num_threads: int) -> AttentionUn
         unit_starts=balanced_starts(
             all_units[:, 3] - all_units[:, 2] + _KEYS_OF_OVERHEAD, num_threads
         ),
-        block_tables=_padded(tables),
+        block_tables=padded_tables(tables),
         turned_rows=np.array(turned, dtype=np.int64),
         joins=np.array(joins, dtype=np.int64).reshape(-1, 3),
         num_partials=num_partials,
@@ -94,7 +94,8 @@ def balanced_starts(costs: Array, num_threads: int) -> Array:
     return np.concatenate(([0], np.maximum.accumulate(cuts), [len(costs)])).astype(np.int64)
 
 
-def _padded(tables: Sequence[Sequence[int]]) -> Array:
+def padded_tables(tables: Sequence[Sequence[int]]) -> Array:
+    """Return block tables as [num_tables, max_num_blocks] int32."""
     width = max((len(table) for table in tables), default=0)
     padded = np.zeros((len(tables), width), dtype=np.int32)
     for line, table in zip(padded, tables, strict=True):

@@ -1,6 +1,7 @@
 """The CPU back end: numba kernels over the memory of the torch tensors.
 
-Attention over long chunks, and LoRA over long segments, are left to torch's own products.
+Long chunks of a model whose heads aren't whole panels are left to torch's attention, and long
+segments of LoRA in a module that isn't to its products.
 """
 
 from typing import Any
@@ -9,15 +10,17 @@ import numpy as np
 import torch
 
 from engine.kvcache.storage import KVStorage
+from engine.model import cpu_lora
 from engine.model.attention import attend_into, plan_attention
-from engine.model.attention_units import balanced_starts, plan_units
+from engine.model.attention_units import plan_units
+from engine.model.cpu_lora import LoraSegments
 from engine.model.inputs import LoraStep, StepInputs
+from engine.model.prefill_tiles import plan_tiles
 from engine.model.rotary import RotaryTable
 from engine.model.spec import ModelSpec
-from punica_kernels import cpu, numba_lora, numba_rows
-from punica_kernels.arena import Arena, ModuleSpec
+from punica_kernels import numba_prefill, numba_rows
+from punica_kernels.arena import Arena
 from punica_kernels.numba_attention import HeadShape, attention_kernels
-from punica_kernels.plan import split_by_length
 from punica_kernels.words import words
 
 Array = np.ndarray[Any, Any]
@@ -38,9 +41,15 @@ class NumbaKernels:
             num_heads=spec.num_heads, num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim
         )
         self.attention = attention_kernels(self.shape)
+        self.prefill = (
+            numba_prefill.prefill_kernel(self.shape) if numba_prefill.takes(self.shape) else None
+        )
         self.eps = np.float32(spec.rms_norm_eps)
         self.cos, self.sin = (table.numpy() for table in rotary.half_tables())
-        self.scratch = np.zeros((num_threads, self.shape.scratch_len), dtype=np.float32)
+        scratch_len = self.shape.scratch_len
+        if self.prefill is not None:
+            scratch_len = max(scratch_len, numba_prefill.scratch_len(self.shape))
+        self.scratch = np.zeros((num_threads, scratch_len), dtype=np.float32)
         self._dtype = rotary.dtype
         self.no_norm = words(torch.zeros((0, 0), dtype=self._dtype))
         self._buffers: dict[str, torch.Tensor] = {}
@@ -71,13 +80,7 @@ class NumbaKernels:
 
     def lora_scratch(self, arena: Arena) -> Array:
         """Return [num_threads, n] for the widest module and span of `arena`."""
-        inner = [module for module in arena.modules if _is_inner(module)]
-        needed = numba_lora.scratch_len(
-            in_features=max(module.in_features for module in inner),
-            out_features=max(module.out_features for module in inner),
-            num_slices=max(module.num_slices for module in inner),
-            max_rank=max(arena.num_rows.values()),
-        )
+        needed = cpu_lora.scratch_len(arena)
         if self._lora_scratch.shape[1] < needed:
             self._lora_scratch = np.zeros((self.num_threads, needed), dtype=np.float32)
         return self._lora_scratch
@@ -98,9 +101,15 @@ class NumbaStep:
         self._partials = np.empty(
             (self._units.num_partials, kernels.shape.partial_len), dtype=np.float32
         )
-        long_chunks = self._units.long_chunks
-        self._tiled = plan_attention(long_chunks, kv) if long_chunks else None
         spec, num_tokens = kernels.spec, inputs.num_tokens
+        long_chunks = self._units.long_chunks
+        self._tiles = self._torch_plan = None
+        if long_chunks and kernels.prefill is not None:
+            self._tiles = plan_tiles(
+                long_chunks, num_kv_heads=spec.num_kv_heads, num_threads=kernels.num_threads
+            )
+        elif long_chunks:
+            self._torch_plan = plan_attention(long_chunks, kv)
         self._normed = kernels.buffer("normed", num_tokens, spec.hidden)
         self._normed_words = words(self._normed)
         self._attended = kernels.buffer("attended", num_tokens, spec.q_features)
@@ -111,7 +120,11 @@ class NumbaStep:
         if self._normed.numel() < _MIN_PARALLEL_ELEMENTS:
             self._norm = numba_rows.rms_norm_serially
             self._add_norm = numba_rows.add_rms_norm_serially
-        self._lora = None if lora is None else _ShortSegments(kernels, lora)
+        self._lora = None
+        if lora is not None:
+            self._lora = LoraSegments(
+                lora, num_threads=kernels.num_threads, scratch=kernels.lora_scratch(lora.arena)
+            )
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Norm each row."""
@@ -151,10 +164,23 @@ class NumbaStep:
                 units.joins,
                 self._attended_words,
             )
-        if self._tiled is not None:
+        if self._tiles is not None:
+            assert kernels.prefill is not None, "tiles are its own"
+            kernels.prefill(
+                qkv_words,
+                self._tiles.tiles,
+                self._tiles.tile_starts,
+                self._tiles.block_tables,
+                self._kv.block_size,
+                k,
+                v,
+                kernels.scratch,
+                self._attended_words,
+            )
+        if self._torch_plan is not None:
             spec = kernels.spec
             q = qkv[:, : spec.q_features].view(-1, spec.num_heads, spec.head_dim)
-            attend_into(self._attended.view_as(q), q, self._kv, layer, self._tiled)
+            attend_into(self._attended.view_as(q), q, self._kv, layer, self._torch_plan)
         return self._attended
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -163,35 +189,6 @@ class NumbaStep:
         return self._inner
 
     def add_lora(self, y: torch.Tensor, x: torch.Tensor, *, module: str, layer: int) -> None:
-        """Add short segments by the kernel, and long ones by products."""
+        """Add each segment's adapter to y, in place."""
         assert self._lora is not None, "the step carries adapters"
         self._lora.add(y, x, module=module, layer=layer)
-
-
-class _ShortSegments:
-    """A step's adapters, divided by the length of their segments."""
-
-    def __init__(self, kernels: NumbaKernels, lora: LoraStep) -> None:
-        self._arena = lora.arena
-        short, self._long = split_by_length(lora.plan, max_tokens=numba_lora.MAX_TOKENS)
-        fields = [(one.start, one.num_tokens, one.lora_index) for one in short]
-        self._segments = np.array(fields, dtype=np.int64).reshape(-1, 3)
-        self._starts = balanced_starts(self._segments[:, 1] + 2, kernels.num_threads)
-        is_one = len(self._segments) <= 1
-        self._add = numba_lora.add_segments_serially if is_one else numba_lora.add_segments
-        self._scratch = kernels.lora_scratch(lora.arena)
-
-    def add(self, y: torch.Tensor, x: torch.Tensor, *, module: str, layer: int) -> None:
-        arena = self._arena
-        if self._long is not None:
-            cpu.add_lora(y, x, arena=arena, module=module, layer=layer, plan=self._long)
-        if len(self._segments) == 0:
-            return
-        views = arena.views(module, layer)
-        kind = views[0].dtype  # words, or pairs of them
-        y_words, x_words = words(y).view(kind), words(x).view(kind)
-        self._add(y_words, x_words, *views, self._segments, self._starts, self._scratch)
-
-
-def _is_inner(module: ModuleSpec) -> bool:
-    return module.num_layers is None

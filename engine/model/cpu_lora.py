@@ -1,0 +1,81 @@
+"""A step's adapters on the CPU back end: which kernel takes which segment."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine.model.attention_units import balanced_starts
+from engine.model.inputs import LoraStep
+from punica_kernels import cpu, numba_lora, numba_sgmv
+from punica_kernels.arena import Arena
+from punica_kernels.plan import Segment, split_by_length
+from punica_kernels.words import words
+
+Array = np.ndarray[Any, Any]
+
+_TOKENS_OF_OVERHEAD = 2  # what it costs to read an adapter's rows, in tokens
+_MIN_TILE_ROWS = 24  # smaller ones widen an adapter's rows too often
+
+
+class LoraSegments:
+    """Short segments for one kernel, tiles of long ones for another, and torch where neither does.
+
+    scratch  [num_threads, scratch_len] fp32
+    """
+
+    def __init__(self, lora: LoraStep, *, num_threads: int, scratch: Array) -> None:
+        self._arena = lora.arena
+        self._scratch = scratch
+        short, self._long = split_by_length(lora.plan, max_tokens=numba_lora.MAX_TOKENS)
+        fields = [(one.start, one.num_tokens, one.lora_index) for one in short]
+        self._segments = np.array(fields, dtype=np.int64).reshape(-1, 3)
+        self._starts = balanced_starts(self._segments[:, 1] + _TOKENS_OF_OVERHEAD, num_threads)
+        is_one = len(self._segments) <= 1
+        self._add = numba_lora.add_segments_serially if is_one else numba_lora.add_segments
+        self._tiles = plan_tiles(self._long.segments if self._long else (), num_threads=num_threads)
+        self._tile_starts = balanced_starts(self._tiles[:, 1], num_threads)
+
+    def add(self, y: torch.Tensor, x: torch.Tensor, *, module: str, layer: int) -> None:
+        """Add each segment's adapter to y, in place."""
+        arena = self._arena
+        views = arena.views(module, layer)
+        kind = views[0].dtype  # words, or pairs of them
+        y_words, x_words = words(y).view(kind), words(x).view(kind)
+        if len(self._segments) > 0:
+            self._add(y_words, x_words, *views, self._segments, self._starts, self._scratch)
+        if self._long is None:
+            return
+        if numba_sgmv.takes(arena.module(module)):
+            numba_sgmv.add_tiles(
+                y_words, x_words, *views, self._tiles, self._tile_starts, self._scratch
+            )
+        else:
+            cpu.add_lora(y, x, arena=arena, module=module, layer=layer, plan=self._long)
+
+
+def scratch_len(arena: Arena) -> int:
+    """Return the fp32 elements that a thread needs for any module and span of `arena`."""
+    inner = [module for module in arena.modules if module.num_layers is None]
+    in_features = max(module.in_features for module in inner)
+    max_rank = max(arena.num_rows.values())
+    short = numba_lora.scratch_len(
+        in_features=in_features,
+        out_features=max(module.out_features for module in inner),
+        num_slices=max(module.num_slices for module in inner),
+        max_rank=max_rank,
+    )
+    return max(short, numba_sgmv.scratch_len(in_features=in_features, max_rank=max_rank))
+
+
+def plan_tiles(segments: Sequence[Segment], *, num_threads: int) -> Array:
+    """Return [num_tiles, 3] int64 for numba_sgmv: segments cut so that every thread has some."""
+    num_tokens = sum(segment.num_tokens for segment in segments)
+    height = max(_MIN_TILE_ROWS, min(numba_sgmv.MAX_TILE_ROWS, -(-num_tokens // num_threads)))
+    tiles = [
+        (start, min(height, segment.stop - start), segment.lora_index)
+        for segment in segments
+        for start in range(segment.start, segment.stop, height)
+    ]
+    return np.array(tiles, dtype=np.int64).reshape(-1, 3)
