@@ -18,8 +18,15 @@ from typing import NoReturn
 SPIN_COUNT = "2000"
 # What torch is linked to, and what numba's OpenMP layer asks for.
 RUNTIME_NAMES = ("libgomp.so.1", "libgomp.so.1.0.0")
-# Weights are read whole in every step: fewer, larger pages.
-HUGE_PAGES = "glibc.malloc.hugetlb=1"
+# Weights are read whole in every step: fewer, larger pages. What a step works in is as large as a
+# few megabytes and is wanted again in the next: not given back, so not faulted in again.
+MALLOC = ":".join(
+    (
+        "glibc.malloc.hugetlb=1",
+        f"glibc.malloc.mmap_threshold={32 * 1024**2}",
+        f"glibc.malloc.trim_threshold={256 * 1024**2}",
+    )
+)
 
 
 def core_environment(state_dir: Path) -> dict[str, str]:
@@ -31,7 +38,7 @@ def core_environment(state_dir: Path) -> dict[str, str]:
     environment = {**os.environ}
     if not environment.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
         environment["GOMP_SPINCOUNT"] = SPIN_COUNT
-    environment.setdefault("GLIBC_TUNABLES", HUGE_PAGES)
+    environment.setdefault("GLIBC_TUNABLES", MALLOC)
     environment.setdefault("NUMBA_CACHE_DIR", str(state_dir / "numba" / _kernels_digest()))
     runtime = _torch_runtime()
     if runtime is not None:
