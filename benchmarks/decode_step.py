@@ -1,8 +1,9 @@
-"""Where does a decode step's time go? The step beside its matrix products alone, in one run.
+"""Where does a step's time go? Decode steps and prefill chunks beside their products alone.
 
-`python benchmarks/decode_step.py`; a minute on an idle machine. The default model in bf16, every
-sequence at a context of 160 tokens in shuffled blocks; no sampling, no HTTP. "distinct" gives each
-sequence its own rank-16 adapter of all linear modules.
+`python benchmarks/decode_step.py`; two minutes on an idle machine. The default model in bf16; in
+decode steps every sequence is at a context of 160 tokens in shuffled blocks, a prefill chunk is the
+first of its prompt; no sampling, no HTTP. "distinct" gives each sequence its own rank-16 adapter of
+all linear modules.
 """
 
 import argparse
@@ -35,6 +36,8 @@ from gateway.embedded.default_model import find_default_model
 from punica_kernels.arena import Arena, ModuleSpec, Span
 
 BATCHES = (1, 8, 32)
+PREFILLS = (128, 512)  # tokens of a chunk
+PREFILL_REPEATS = 8
 CONTEXT = 160
 BLOCK_SIZE = 16
 LORA_RANK = 16
@@ -56,9 +59,15 @@ def main() -> None:
     for kernels in arguments.kernels:
         bench = Bench(kernels)
         for batch in BATCHES:
-            step = bench.measure(batch, repeats=arguments.repeats, rounds=arguments.rounds)
-            print(json.dumps(step), flush=True)
-            result["steps"].append(step)
+            chunks = [(CONTEXT - 1, 1)] * batch
+            step = bench.measure(chunks, repeats=arguments.repeats, rounds=arguments.rounds)
+            result["steps"].append({"batch": batch} | step)
+            print(json.dumps(result["steps"][-1]), flush=True)
+        for num_tokens in PREFILLS:
+            chunks = [(0, num_tokens)]
+            step = bench.measure(chunks, repeats=PREFILL_REPEATS, rounds=arguments.rounds)
+            result["steps"].append({"prefill": num_tokens} | step)
+            print(json.dumps(result["steps"][-1]), flush=True)
     table = f"{describe(result)}\n\n{table_of(result['steps'])}"
     print(table)
     if arguments.update_readme:
@@ -81,16 +90,22 @@ class Bench:
         if kernels != "torch":
             self._decoder.prepack()
             warm_up(self._decoder, modules, block_size=BLOCK_SIZE, progress=print)
-        self._blocks_each = -(-CONTEXT // BLOCK_SIZE)
-        kv = _kv(self._loaded, num_blocks=max(BATCHES) * self._blocks_each)
+        self._num_blocks = max(BATCHES) * -(-CONTEXT // BLOCK_SIZE)
+        kv = _kv(self._loaded, num_blocks=self._num_blocks)
         arena = _arena(self._loaded, modules)
         self._runner = ModelRunner(decoder=self._decoder, kv=kv, arena=arena)
 
-    def measure(self, batch: int, *, repeats: int, rounds: int) -> dict[str, Any]:
-        """Return medians in ms of products alone, base and distinct steps, taking turns."""
-        base, distinct = self._plan(batch, lora=False), self._plan(batch, lora=True)
+    def measure(
+        self, chunks: list[tuple[int, int]], *, repeats: int, rounds: int
+    ) -> dict[str, Any]:
+        """Return medians in ms of products alone, base and distinct steps, taking turns.
+
+        chunks  tokens computed before, and now, of each sequence
+        """
+        base, distinct = self._plan(chunks, lora=False), self._plan(chunks, lora=True)
+        num_tokens = sum(count for _, count in chunks)
         sides: dict[str, Callable[[], object]] = {
-            "products_ms": lambda: self._products(batch),
+            "products_ms": lambda: self._products(num_tokens, num_logits=len(chunks)),
             "base_ms": lambda: self._runner.run(base),
             "distinct_ms": lambda: self._runner.run(distinct),
         }
@@ -103,33 +118,34 @@ class Bench:
                     run()
                     times[name].append(1e3 * (time.perf_counter() - began_s))
         medians = {name: round(statistics.median(found), 2) for name, found in times.items()}
-        return {"kernels": self._decoder.kernels.name, "batch": batch, **medians}
+        return {"kernels": self._decoder.kernels.name, **medians}
 
     @torch.inference_mode()
-    def _products(self, batch: int) -> None:
+    def _products(self, num_tokens: int, *, num_logits: int) -> None:
         spec = self._decoder.spec
-        hidden = torch.ones(batch, spec.hidden, dtype=torch.bfloat16)
-        q = torch.ones(batch, spec.q_features, dtype=torch.bfloat16)
-        inner = torch.ones(batch, spec.intermediate, dtype=torch.bfloat16)
+        hidden = torch.ones(num_tokens, spec.hidden, dtype=torch.bfloat16)
+        q = torch.ones(num_tokens, spec.q_features, dtype=torch.bfloat16)
+        inner = torch.ones(num_tokens, spec.intermediate, dtype=torch.bfloat16)
         for layer in self._decoder.layers:
             weights = layer.weights
             weights.qkv.product(hidden)
             weights.o.product(q)
             weights.gate_up.product(hidden)
             weights.down.product(inner)
-        self._decoder.lm_head.product(hidden)
+        self._decoder.lm_head.product(hidden[:num_logits])
 
-    def _plan(self, batch: int, *, lora: bool) -> StepPlan:
+    def _plan(self, chunks: list[tuple[int, int]], *, lora: bool) -> StepPlan:
         rng = random.Random(0)
-        block_ids = list(range(batch * self._blocks_each))
+        block_ids = list(range(self._num_blocks))
         rng.shuffle(block_ids)
-        chunks = []
-        for index in range(batch):
-            table = [block_ids.pop() for _ in range(self._blocks_each)]
+        made = []
+        for index, (num_earlier, num_tokens) in enumerate(chunks):
+            context = num_earlier + num_tokens
+            table = [block_ids.pop() for _ in range(-(-context // BLOCK_SIZE))]
             sequence = Sequence(
                 request_id=str(index),
-                token_ids=[rng.randrange(1000) for _ in range(CONTEXT)],
-                num_prompt_tokens=CONTEXT,
+                token_ids=[rng.randrange(1000) for _ in range(context)],
+                num_prompt_tokens=context,
                 params=SamplingParams(max_tokens=1),
                 seed=0,
                 eos_token_ids=(),
@@ -137,25 +153,26 @@ class Bench:
             )
             chunk = Chunk(
                 sequence=sequence,
-                start=CONTEXT - 1,
-                num_tokens=1,
+                start=num_earlier,
+                num_tokens=num_tokens,
                 samples=True,
                 lora_index=index if lora else None,
             )
-            chunks.append(chunk)
-        return StepPlan(chunks=tuple(chunks))
+            made.append(chunk)
+        return StepPlan(chunks=tuple(made))
 
 
 def table_of(steps: list[dict[str, Any]]) -> str:
-    """Return a line for each back end and batch."""
+    """Return a line for each back end and batch or chunk."""
     lines = [
-        "| kernels | batch | products alone | base step | over products | distinct | over base |",
+        "| kernels | step | products alone | base step | over products | distinct | over base |",
         "|---|---|---|---|---|---|---|",
     ]
     for one in steps:
         products, base, distinct = one["products_ms"], one["base_ms"], one["distinct_ms"]
+        what = f"prefill of {one['prefill']}" if "prefill" in one else f"decode, {one['batch']}"
         lines.append(
-            f"| {one['kernels']} | {one['batch']} | {products:.1f} ms | {base:.1f} ms | "
+            f"| {one['kernels']} | {what} | {products:.1f} ms | {base:.1f} ms | "
             f"{base / products:.2f} | {distinct:.1f} ms | {distinct / base:.2f} |"
         )
     return "\n".join(lines)

@@ -14,7 +14,7 @@ STATE_DIR = PEERS_DIR / "state"
 KV_BYTES_PER_TOKEN = 23_040  # of the default model in bf16
 ROW_BYTES = 611_000  # of one rank row over all modules of all layers
 LORA_SLACK = 1.25  # the arena keeps some rows for the embedding and the head
-ACTIVATION_BYTES = 512 << 20
+ACTIVATION_BYTES = 64 << 20
 
 
 class Loraplex(ServerPeer):
