@@ -1,6 +1,7 @@
 """What the processes of a run are and take, by Linux's /proc."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,9 @@ def is_gone(pid: int) -> bool:
     return command_of(pid) == ""
 
 
+MAX_POINTS = 500  # of a slope
+
+
 class Memory:
     """Resident bytes of some processes over time; Linux only."""
 
@@ -46,9 +50,20 @@ class Memory:
             self._samples[name].append(num_pages * os.sysconf("SC_PAGE_SIZE"))
 
     def slopes(self, *, settled_after: float) -> dict[str, float]:
-        """Bytes gained per sample, by least squares, once that share of the samples is over."""
-        found = {}
-        for name, samples in self._samples.items():
-            settled = samples[int(len(samples) * settled_after) :]
-            found[name] = float(np.polyfit(np.arange(len(settled)), settled, 1)[0])
-        return found
+        """Bytes gained per sample, once that share of the samples is over."""
+        return {
+            name: slope_of(samples[int(len(samples) * settled_after) :])
+            for name, samples in self._samples.items()
+        }
+
+
+def slope_of(samples: Sequence[int]) -> float:
+    """Return the median of the slopes between all pairs of points (Theil and Sen).
+
+    An allocator that takes some megabytes more, once, is not a slope; what grows with every sample
+    is, in however large steps.
+    """
+    places = np.linspace(0, len(samples) - 1, num=min(len(samples), MAX_POINTS), dtype=int)
+    points = np.array(samples, dtype=float)[places]
+    first, second = np.triu_indices(len(places), k=1)
+    return float(np.median((points[second] - points[first]) / (places[second] - places[first])))
