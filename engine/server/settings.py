@@ -7,7 +7,9 @@ import msgspec
 
 from engine.config import EngineConfig
 
+# What is secret never stands on a command line, where every user of the machine can read it.
 TOKEN_VARIABLE = "LORAPLEX_CLUSTER_TOKEN"  # noqa: S105  the variable's name, not a token
+REDIS_VARIABLE = "LORAPLEX_REDIS_URL"
 
 
 class InvalidSettings(Exception):
@@ -18,10 +20,11 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The settings of one worker. Travels as JSON on the server's command line.
 
     port                 0 lets the system choose; the `ready` line has the address
-    redis_url            where heartbeats go; None means nowhere
+    redis_url            where heartbeats go; None means nowhere. It may hold a password: it comes
+                         from the environment
     allowed_roots        directories below which `load_lora_adapter` may read; none by default
     advertised_address   the URL in heartbeats; None means the one that is bound
-    cluster_token        never on the command line: it comes from the environment
+    cluster_token        from the environment, too
     """
 
     engine: EngineConfig
@@ -41,15 +44,21 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def read_settings(text: str) -> WorkerSettings:
-    """Decode the command line's JSON and take the cluster token from the environment."""
+    """Decode the command line's JSON, and take from the environment what is secret."""
     try:
         settings = msgspec.json.decode(text, type=WorkerSettings)
     except msgspec.DecodeError as problem:
         raise InvalidSettings(f"--config can't be read: {problem}") from problem
     if settings.cluster_token is not None:
         raise InvalidSettings(f"the cluster token belongs into {TOKEN_VARIABLE}, not into --config")
+    if settings.redis_url is not None:
+        raise InvalidSettings(
+            f"the registry's URL belongs into {REDIS_VARIABLE}, not into --config"
+        )
     settings = msgspec.structs.replace(
-        settings, cluster_token=os.environ.get(TOKEN_VARIABLE) or None
+        settings,
+        cluster_token=os.environ.get(TOKEN_VARIABLE) or None,
+        redis_url=os.environ.get(REDIS_VARIABLE) or None,
     )
     if settings.cluster_token is None and not is_loopback(settings.host):
         raise InvalidSettings(

@@ -26,7 +26,7 @@ from gateway.embedded.leftovers import end_leftovers
 from gateway.embedded.state import StateFolder, locked
 from gateway.embedded.supervisor import Supervisor
 from gateway.embedded.valkey import ValkeyProcess, find_binary
-from gateway.embedded.worker import WORKER_COMMAND, WorkerProcess
+from gateway.embedded.worker import REDIS_VARIABLE, WORKER_COMMAND, WorkerProcess
 from gateway.settings import GatewaySettings
 
 JOIN_TIMEOUT_S = 30.0
@@ -149,13 +149,12 @@ class _Run:
                 "host": "127.0.0.1",
                 "port": 0,
                 "worker_id": f"w-{secrets.token_hex(4)}",
-                "redis_url": redis_url,
                 "allowed_roots": [str(self._store_dir.resolve())],
             },
             log=self._folder.logs_dir / f"{name}.log",
             report=self._report,
             command=command,
-            env=worker_environment(self._cluster_token),
+            env=worker_environment(redis_url, cluster_token=self._cluster_token),
         )
 
     def _report(self, event: Event) -> None:
@@ -232,10 +231,11 @@ class _Run:
         os._exit(1)
 
 
-def worker_environment(cluster_token: str | None) -> dict[str, str]:
-    """Our environment, with the token and without the keys that only the gateway needs."""
+def worker_environment(redis_url: str, *, cluster_token: str | None) -> dict[str, str]:
+    """Our environment, with what is secret and without the keys that only the gateway needs."""
     keys = {"LORAPLEX_API_KEY", "LORAPLEX_ADMIN_KEY"}
     env = {name: value for name, value in os.environ.items() if name not in keys}
+    env[REDIS_VARIABLE] = redis_url
     if cluster_token is not None:
         env["LORAPLEX_CLUSTER_TOKEN"] = cluster_token
     return env

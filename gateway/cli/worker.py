@@ -22,7 +22,7 @@ from gateway.embedded.leftovers import end_leftovers
 from gateway.embedded.own_packages import refuse_foreign_adapters
 from gateway.embedded.state import StateFolder, default_state_dir, locked
 from gateway.embedded.supervisor import Supervisor
-from gateway.embedded.worker import WORKER_COMMAND, WorkerProcess
+from gateway.embedded.worker import REDIS_VARIABLE, WORKER_COMMAND, WorkerProcess
 
 
 def worker(
@@ -63,25 +63,22 @@ def worker(
                 f"--host {host} can be reached from other machines, so every worker and gateway "
                 f"needs the same secret in {CLUSTER_TOKEN_VARIABLE}; set it, or bind 127.0.0.1"
             )
-        config = _config(
-            engine_options(parameters), folder=folder, redis_url=redis_url, host=host, port=port
-        )
+        config = _config(engine_options(parameters), folder=folder, host=host, port=port)
         config["allowed_roots"] = [str(absolute(store).resolve())]
-        asyncio.run(run_worker(config, folder, report))
+        asyncio.run(run_worker(config, folder, report, redis_url=redis_url))
     except EmbeddedError as error:
         report(Failed(message=str(error)))
         raise typer.Exit(EXIT_FAILED) from error
 
 
 def _config(
-    engine: EngineOptions, *, folder: StateFolder, redis_url: str, host: str, port: int
+    engine: EngineOptions, *, folder: StateFolder, host: str, port: int
 ) -> dict[str, object]:
     return {
         "engine": engine.as_config(state_dir=folder.root),
         "host": host,
         "port": port,
         "worker_id": f"w-{secrets.token_hex(4)}",
-        "redis_url": redis_url,
     }
 
 
@@ -90,10 +87,11 @@ async def run_worker(
     folder: StateFolder,
     report: Report,
     *,
+    redis_url: str,
     worker_command: tuple[str, ...] = WORKER_COMMAND,
 ) -> None:
     """Keep one worker alive until a signal asks to stop; raises EmbeddedError if it can't start."""
-    await require_answer(str(config["redis_url"]))
+    await require_answer(redis_url)
     folder.prepare()
     with locked(folder):
         end_leftovers(folder.pids_file)
@@ -104,6 +102,7 @@ async def run_worker(
             log=folder.logs_dir / "worker.log",
             report=report,
             command=worker_command,
+            env={**os.environ, REDIS_VARIABLE: redis_url},
         )
 
         def end_at_once() -> None:

@@ -15,6 +15,8 @@ from gateway.embedded.errors import ChildFailed
 from gateway.embedded.events import Event, Progress, WorkerReady
 
 WORKER_COMMAND = (sys.executable, "-m", "engine.server")
+# Where a worker looks for the registry's URL: it may hold a password, and command lines are public.
+REDIS_VARIABLE = "LORAPLEX_REDIS_URL"
 logger = logging.getLogger(__name__)
 
 

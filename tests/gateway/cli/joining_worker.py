@@ -80,7 +80,7 @@ async def join(config, stop: asyncio.Event):
         num_blocks=100,
     )
     beat = sign(unsigned, os.environ.get("LORAPLEX_CLUSTER_TOKEN"))
-    async with redis.asyncio.Redis.from_url(config["redis_url"]) as client:
+    async with redis.asyncio.Redis.from_url(os.environ["LORAPLEX_REDIS_URL"]) as client:
         registry = AdapterRegistry(client)
         await registry.put_base(BASE)
         await registry.put_heartbeat(beat)

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.end_to_end.processes import command_of
 from tests.gateway.embedded.worlds import is_alive
 from tests.waiting import eventually
 
@@ -211,6 +212,7 @@ def test_worker_command_joins_the_gateway_of_a_given_registry(start, model, tmp_
         shared = ["--redis-url", ready["redis_url"], "--store", str(tmp_path / "state" / "store")]
         with start(model, *shared, command="worker", state="other") as worker:
             joined = worker.read_until("worker")["pid"]
+            assert ready["redis_url"] not in command_of(joined)
             eventually(lambda: joined in heartbeats_of(ready))
 
             assert worker.end(signal.SIGTERM) == 0
