@@ -1,7 +1,6 @@
 """Segmented LoRA on a CPU: each adapter's rows are read once, all slices of a module in one call.
 
-For segments of few tokens, where reading the rows is what costs; long segments are for a matrix
-library.
+For segments of few tokens, where reading the rows is what costs; numba_sgmv takes longer ones.
 """
 
 from typing import Any

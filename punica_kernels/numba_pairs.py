@@ -1,4 +1,4 @@
-"""Rows of bf16 read two elements at a time: the loops inside the LoRA kernel.
+"""Rows of bf16 read two elements at a time: the loops inside the LoRA kernels.
 
 A uint32 holds a *pair*: the first element in its low half, the second in its high half, on the
 little-endian machines that torch serves. One shift or one mask widens sixteen elements of a vector,

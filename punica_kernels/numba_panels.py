@@ -14,12 +14,22 @@ from numba.extending import intrinsic
 
 from punica_kernels.numba_vectors import data_of, fma, load, spread_over, sum_of, vector_at
 
+
+def _has_wide_vectors() -> bool:
+    """Say whether a register holds sixteen fp32; False where the host can't be asked."""
+    try:
+        return bool(binding.get_host_cpu_features().get("avx512f"))
+    except RuntimeError:
+        return False
+
+
 # Sums of six rows and two vectors fill the registers of every family: 12 of 32 with AVX-512, 12 of
 # 16 with AVX2, 24 of 32 with NEON.
 ROWS = 6
-PANEL_COLUMNS = 32 if binding.get_host_cpu_features().get("avx512f") else 16
+PANEL_COLUMNS = 32 if _has_wide_vectors() else 16
 _WIDTH = 16
-# Of multiply_turned: sixteen sums, beside four vectors of each factor.
+# Of multiply_turned: sixteen sums beside four vectors of each factor fill AVX-512's registers;
+# elsewhere some spill.
 TURNED_ROWS = 4
 TURNED_DEPTH = _WIDTH
 _INDEX = ir.IntType(64)

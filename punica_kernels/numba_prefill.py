@@ -1,8 +1,11 @@
 """Attention of long chunks on a CPU: tiles of rows against blocks of keys, as two products each.
 
 A *tile* is some rows of one chunk with the query heads of one KV head. Its keys are taken in blocks
-that are widened once for all of its rows; scores never leave the first-level cache, and sums are
-put right as maxima grow (Dao et al., "FlashAttention", 2022). All arithmetic is fp32.
+that are widened once for all of its rows; scores never leave the thread's scratch, and sums are put
+right as maxima grow (Dao et al., "FlashAttention", 2022). All arithmetic is fp32; as in torch's own
+attention, a weight is rounded to the format of V before it meets V, and its total is not.
+
+K and V must be finite: the rows of a tile share products, in which a later key's weight is zero.
 """
 
 from collections.abc import Callable
@@ -18,7 +21,7 @@ from punica_kernels.numba_floats import FAST_SUMS, exp, narrow, widen
 from punica_kernels.numba_panels import PANEL_COLUMNS, ROWS, multiply
 
 MAX_TILE_ROWS = 64  # of a chunk, in a tile
-KEYS_AT_ONCE = 64
+KEYS_AT_ONCE = 512
 assert KEYS_AT_ONCE % PANEL_COLUMNS == 0, "a block of keys is whole panels"
 
 # Columns of a tile.
@@ -89,7 +92,6 @@ def _attend_tile_in_kernel(
     )
     group, kv_width = heads // kv_heads, kv_heads * dim
     scale = np.float32(dim**-0.5)
-    panel = PANEL_COLUMNS * dim  # of keys that lie side by side, one dimension a row
 
     def attend_tile(
         qkv, row0, num_rows, table, num_earlier, kv_head, block_size, k, v, mine, out,
@@ -117,16 +119,7 @@ def _attend_tile_in_kernel(
                 q[d] = widen(narrow_q[d]) * scale
         for key0 in range(0, num_earlier + num_rows, KEYS_AT_ONCE):
             num_keys = min(KEYS_AT_ONCE, num_earlier + num_rows - key0)
-            for j in range(num_keys):
-                key = key0 + j
-                slot = np.int64(table[key // block_size]) * block_size + key % block_size
-                c0 = slot * kv_width + kv_head * dim
-                key_row, value_row = k[c0 : c0 + dim], v[c0 : c0 + dim]
-                turned = keys[j // PANEL_COLUMNS * panel + j % PANEL_COLUMNS :]
-                value = values[j * dim : (j + 1) * dim]
-                for d in range(dim):
-                    turned[d * PANEL_COLUMNS] = widen(key_row[d])
-                    value[d] = widen(value_row[d])
+            _widen_block(keys, values, table, key0, num_keys, block_size, kv_head, k, v, kv_width)
             for m0 in range(0, padded, ROWS):
                 last_m = min(m0 + ROWS, num_queries) - 1
                 num_seen = min(num_keys, num_earlier + last_m // group + 1 - key0)
@@ -142,16 +135,9 @@ def _attend_tile_in_kernel(
                     row = min(m, num_queries - 1) // group
                     seen = max(0, min(num_keys, num_earlier + row + 1 - key0))
                     scores = mine[scores0 + r * KEYS_AT_ONCE : scores0 + (r + 1) * KEYS_AT_ONCE]
-                    before = maxima[m]
-                    largest = largest_of(scores[:seen], before)
-                    total = np.float32(0.0)
-                    for j in range(seen):
-                        weight = exp(scores[j] - largest)
-                        scores[j] = weight
-                        total += weight
-                    scores[seen:num_seen] = np.float32(0.0)
-                    shrink = exp(before - largest)
-                    totals[m] = totals[m] * shrink + total
+                    largest = largest_of(scores[:seen], maxima[m])
+                    shrink = exp(maxima[m] - largest)
+                    totals[m] = totals[m] * shrink + _weigh(scores, seen, num_seen, largest, v)
                     maxima[m] = largest
                     sums = mine[sums0 + m * dim : sums0 + (m + 1) * dim]
                     for d in range(dim):
@@ -169,3 +155,47 @@ def _attend_tile_in_kernel(
                 place[d] = narrow(sums[d] * np.float32(factor), out)
 
     return attend_tile
+
+
+def _widen_block(*_arguments: Any) -> None:
+    """Put a block's keys into panels, a dimension in each row, and its values into rows."""
+    raise NotImplementedError("runs in numba kernels only")
+
+
+@overload(_widen_block, inline="always")
+def _widen_block_in_kernel(
+    keys, values, table, key0, num_keys, block_size, kv_head, k, v, kv_width
+):
+    def widen_block(keys, values, table, key0, num_keys, block_size, kv_head, k, v, kv_width):
+        dim = values.shape[0] // KEYS_AT_ONCE
+        for j in range(num_keys):
+            key = key0 + j
+            slot = np.int64(table[key // block_size]) * block_size + key % block_size
+            c0 = slot * kv_width + kv_head * dim
+            key_row, value_row = k[c0 : c0 + dim], v[c0 : c0 + dim]
+            turned = keys[j // PANEL_COLUMNS * PANEL_COLUMNS * dim + j % PANEL_COLUMNS :]
+            value = values[j * dim : (j + 1) * dim]
+            for d in range(dim):
+                turned[d * PANEL_COLUMNS] = widen(key_row[d])
+                value[d] = widen(value_row[d])
+
+    return widen_block
+
+
+def _weigh(*_arguments: Any) -> Any:
+    """Turn one row's scores into weights, zero from `seen` on; return the sum of the weights."""
+    raise NotImplementedError("runs in numba kernels only")
+
+
+@overload(_weigh, inline="always")
+def _weigh_in_kernel(scores, seen, num_seen, largest, v):
+    def weigh(scores, seen, num_seen, largest, v):
+        total = np.float32(0.0)
+        for j in range(seen):
+            weight = exp(scores[j] - largest)
+            scores[j] = widen(narrow(weight, v))
+            total += weight
+        scores[seen:num_seen] = np.float32(0.0)
+        return total
+
+    return weigh

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from engine.model.inputs import ChunkInput
+from engine.model.shares import balanced_starts
 from punica_kernels.numba_attention import UNIT_COLUMNS, WHOLE_ROW
 
 MAX_ROWS_BY_KERNEL = 16  # of a chunk; longer ones are for tiled attention
@@ -78,20 +79,6 @@ def plan_units(chunks: Sequence[ChunkInput], *, num_threads: int) -> AttentionUn
         num_partials=num_partials,
         long_chunks=tuple(long_chunks),
     )
-
-
-def balanced_starts(costs: Array, num_threads: int) -> Array:
-    """Return the starts of consecutive runs of about equal cost, and the end of the last.
-
-    At most num_threads runs, and none for no costs.
-    """
-    if len(costs) == 0:
-        return np.zeros(1, dtype=np.int64)
-    num_parts = min(num_threads, len(costs))
-    before = np.concatenate(([0], np.cumsum(costs)))
-    wanted = before[-1] * np.arange(1, num_parts) / num_parts
-    cuts = np.abs(before[:, None] - wanted).argmin(axis=0)
-    return np.concatenate(([0], np.maximum.accumulate(cuts), [len(costs)])).astype(np.int64)
 
 
 def padded_tables(tables: Sequence[Sequence[int]]) -> Array:

@@ -15,7 +15,7 @@ from engine.model.attention import attend_into, plan_attention
 from engine.model.attention_units import plan_units
 from engine.model.cpu_lora import LoraSegments
 from engine.model.inputs import LoraStep, StepInputs
-from engine.model.prefill_tiles import plan_tiles
+from engine.model.prefill_tiles import plan_prefill_tiles
 from engine.model.rotary import RotaryTable
 from engine.model.spec import ModelSpec
 from punica_kernels import numba_prefill, numba_rows
@@ -105,7 +105,7 @@ class NumbaStep:
         long_chunks = self._units.long_chunks
         self._tiles = self._torch_plan = None
         if long_chunks and kernels.prefill is not None:
-            self._tiles = plan_tiles(
+            self._tiles = plan_prefill_tiles(
                 long_chunks, num_kv_heads=spec.num_kv_heads, num_threads=kernels.num_threads
             )
         elif long_chunks:

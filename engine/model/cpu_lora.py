@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.model.attention_units import balanced_starts
 from engine.model.inputs import LoraStep
+from engine.model.shares import balanced_starts, even_cuts
 from punica_kernels import cpu, numba_lora, numba_sgmv
 from punica_kernels.arena import Arena
 from punica_kernels.plan import Segment, split_by_length
@@ -34,8 +34,9 @@ class LoraSegments:
         self._starts = balanced_starts(self._segments[:, 1] + _TOKENS_OF_OVERHEAD, num_threads)
         is_one = len(self._segments) <= 1
         self._add = numba_lora.add_segments_serially if is_one else numba_lora.add_segments
-        self._tiles = plan_tiles(self._long.segments if self._long else (), num_threads=num_threads)
-        self._tile_starts = balanced_starts(self._tiles[:, 1], num_threads)
+        segments = self._long.segments if self._long else ()
+        self._tiles = plan_lora_tiles(segments, num_threads=num_threads)
+        self._tile_starts = balanced_starts(self._tiles[:, 1] + _TOKENS_OF_OVERHEAD, num_threads)
 
     def add(self, y: torch.Tensor, x: torch.Tensor, *, module: str, layer: int) -> None:
         """Add each segment's adapter to y, in place."""
@@ -69,13 +70,19 @@ def scratch_len(arena: Arena) -> int:
     return max(short, numba_sgmv.scratch_len(in_features=in_features, max_rank=max_rank))
 
 
-def plan_tiles(segments: Sequence[Segment], *, num_threads: int) -> Array:
-    """Return [num_tiles, 3] int64 for numba_sgmv: segments cut so that every thread has some."""
+def plan_lora_tiles(segments: Sequence[Segment], *, num_threads: int) -> Array:
+    """Return [num_tiles, 3] int64 for numba_sgmv: long segments in as many tiles as share out well.
+
+    A segment's tiles are of about equal heights.
+    """
     num_tokens = sum(segment.num_tokens for segment in segments)
-    height = max(_MIN_TILE_ROWS, min(numba_sgmv.MAX_TILE_ROWS, -(-num_tokens // num_threads)))
+    wanted = -(-num_tokens // num_threads)
+    # Rounds of one tile a thread, as few as the kernel's tallest tile allows.
+    wanted = -(-wanted // -(-wanted // numba_sgmv.MAX_TILE_ROWS)) if wanted else 1
+    height = max(_MIN_TILE_ROWS, wanted)
     tiles = [
-        (start, min(height, segment.stop - start), segment.lora_index)
+        (segment.start + start, stop - start, segment.lora_index)
         for segment in segments
-        for start in range(segment.start, segment.stop, height)
+        for start, stop in even_cuts(segment.num_tokens, -(-segment.num_tokens // height))
     ]
     return np.array(tiles, dtype=np.int64).reshape(-1, 3)

@@ -22,7 +22,7 @@ def warm_up(
     block_size: int,
     progress: Callable[[str], None],
 ) -> None:
-    """Run steps of every kind once: long and short chunks, one sequence and several, with LoRA.
+    """Run steps of every kind once: long and short chunks, one segment of LoRA and several.
 
     modules  those of the arena; empty without LoRA
     """
@@ -33,14 +33,18 @@ def warm_up(
     runner = ModelRunner(decoder=decoder, kv=kv, arena=arena)
     lora_index = None if arena is None else 0
     for chunks in ([(0, MANY_TOKENS)], [(9, 1)], [(9, 1), (20, 3), (3, 1)]):
-        runner.run(_plan(chunks, lora_index, block_size))
+        # The base's chunk between them keeps the adapter's two from being one segment.
+        lora_indices = [lora_index, None, lora_index][: len(chunks)]
+        runner.run(_plan(chunks, lora_indices, block_size))
     took_s = time.monotonic() - began_s
     if took_s >= _NOTICED_AFTER_S:
         progress(f"the kernels were compiled in {took_s:.0f} s")
 
 
-def _plan(chunks: Sequence[tuple[int, int]], lora_index: int | None, block_size: int) -> StepPlan:
-    """Return chunks of (tokens computed earlier, tokens now), with and without the adapter."""
+def _plan(
+    chunks: Sequence[tuple[int, int]], lora_indices: Sequence[int | None], block_size: int
+) -> StepPlan:
+    """Return chunks of (tokens computed earlier, tokens now), each with its adapter or the base."""
     made = []
     table0 = 0
     for number, (num_earlier, num_tokens) in enumerate(chunks):
@@ -61,7 +65,7 @@ def _plan(chunks: Sequence[tuple[int, int]], lora_index: int | None, block_size:
             start=num_earlier,
             num_tokens=num_tokens,
             samples=True,
-            lora_index=lora_index,
+            lora_index=lora_indices[number],
         )
         made.append(chunk)
     return StepPlan(chunks=tuple(made))

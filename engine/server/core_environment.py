@@ -68,7 +68,7 @@ def _kernels_digest() -> str:
     spec = importlib.util.find_spec("punica_kernels")
     for place in (spec.submodule_search_locations or ()) if spec is not None else ():
         for source in sorted(Path(place).glob("numba_*.py")):
-            digest.update(source.read_bytes())
+            digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()[:16]
 
 

@@ -19,11 +19,20 @@ BLOCK_SIZE = 4
 
 
 def load(
-    model: Path, state_dir: Path, *, dtype: str = "fp32", kernels: str = "torch"
+    model: Path,
+    state_dir: Path,
+    *,
+    dtype: str = "fp32",
+    kernels: str = "torch",
+    num_threads: int = 1,
 ) -> LoadedModel:
-    """Load a checkpoint with nothing but its place and format said."""
+    """Load a checkpoint with nothing but its place, its format and the threads said."""
     config = EngineConfig(
-        model=str(model), state_dir=str(state_dir), dtype=dtype, kernels=kernels, num_threads=1
+        model=str(model),
+        state_dir=str(state_dir),
+        dtype=dtype,
+        kernels=kernels,
+        num_threads=num_threads,
     )
     return load_model(config, progress=lambda text: None)
 

@@ -5,9 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.assembly import module_specs
+from engine.model.cpu_kernels import NumbaKernels
 from engine.model.inputs import build_inputs
 from engine.model.linear import PackedLinear, PrepackedLinear, prepack, unpacked
+from engine.model.warm_up import warm_up
 from engine.scheduler.plan import StepPlan
+from punica_kernels import numba_lora
 from tests.engine.model.checkpoints import random_model, reference_logits, save
 from tests.engine.model.paged_run import (
     BLOCK_SIZE,
@@ -31,6 +35,30 @@ def test_logits_equal_transformers_for_several_chunked_sequences(variant: str, t
     computed = paged_logits(loaded.decoder, prompts, chunk_sizes=(1, 1, 3, 8, 40))
     for prompt, logits in zip(prompts, computed, strict=True):
         assert (logits - reference_logits(model, prompt)).abs().max() <= MAX_GAP
+
+
+@pytest.mark.parametrize("variant", ["llama3", "qwen3"])
+def test_heads_of_whole_panels_attend_in_tiles(variant: str, tmp_path: Path):
+    model = random_model(variant, head_dim=64)
+    loaded = load(save(model, tmp_path / "m"), tmp_path / "s", kernels="numba", num_threads=3)
+    assert isinstance(loaded.decoder.kernels, NumbaKernels)
+    assert loaded.decoder.kernels.prefill is not None
+    prompts = random_prompts([17, 90, 64, 5])
+    computed = paged_logits(loaded.decoder, prompts, chunk_sizes=(1, 17, 70))
+    for prompt, logits in zip(prompts, computed, strict=True):
+        assert (logits - reference_logits(model, prompt)).abs().max() <= MAX_GAP
+
+
+@pytest.mark.parametrize("kernel", ["add_segments", "add_segments_serially"])
+def test_warming_up_runs_both_kernels_of_short_segments(kernel: str, tmp_path: Path, monkeypatch):
+    """What isn't compiled then would be in the first request with several adapters."""
+    loaded = load(save(random_model("llama3"), tmp_path / "m"), tmp_path / "s", kernels="numba")
+    modules = [one for one in module_specs(loaded) if one.num_layers is None]
+    calls = []
+    real = getattr(numba_lora, kernel)
+    monkeypatch.setattr(numba_lora, kernel, lambda *args: (calls.append(kernel), real(*args)))
+    warm_up(loaded.decoder, modules, block_size=BLOCK_SIZE, progress=lambda _: None)
+    assert calls
 
 
 def test_in_bf16_it_is_as_close_to_the_plain_kernels_as_rounding_allows(tmp_path: Path):

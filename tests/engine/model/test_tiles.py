@@ -1,11 +1,15 @@
 """Tiles of long chunks and long segments: everything once, shared out among threads."""
 
+import itertools
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.model.cpu_lora import plan_tiles as plan_lora_tiles
+from engine.model.cpu_lora import plan_lora_tiles
 from engine.model.inputs import ChunkInput
-from engine.model.prefill_tiles import plan_tiles
+from engine.model.prefill_tiles import plan_prefill_tiles
+from engine.model.shares import balanced_starts
 from punica_kernels import numba_prefill, numba_sgmv
 from punica_kernels.plan import Segment
 
@@ -32,7 +36,7 @@ def chunks_of(lengths: list[tuple[int, int]]) -> list[ChunkInput]:
 )
 def test_each_row_attends_once_for_each_head_to_its_own_past(lengths, num_kv_heads, num_threads):
     chunks = chunks_of(lengths)
-    plan = plan_tiles(chunks, num_kv_heads=num_kv_heads, num_threads=num_threads)
+    plan = plan_prefill_tiles(chunks, num_kv_heads=num_kv_heads, num_threads=num_threads)
     seen = {}
     for row0, num_rows, table, num_earlier, kv_head in plan.tiles.tolist():
         assert 0 < num_rows <= numba_prefill.MAX_TILE_ROWS
@@ -72,3 +76,19 @@ def test_each_token_of_a_long_segment_is_in_one_tile_of_its_adapter(runs, num_th
     assert owners == {
         token: one.lora_index for one in segments for token in range(one.start, one.stop)
     }
+
+
+@pytest.mark.parametrize(("num_tokens", "num_threads"), [(128, 2), (256, 2), (300, 2), (512, 4)])
+def test_tiles_of_a_long_segment_load_the_threads_alike(num_tokens: int, num_threads: int):
+    segment = Segment(start=0, num_tokens=num_tokens, lora_index=0)
+    heights = plan_lora_tiles([segment], num_threads=num_threads)[:, 1]
+    starts = balanced_starts(heights, num_threads)
+    loads = [int(heights[start:stop].sum()) for start, stop in itertools.pairwise(starts)]
+    assert len(loads) == num_threads
+    assert max(loads) <= 1.05 * num_tokens / num_threads
+
+
+def test_few_rows_are_shared_out_among_many_threads():
+    chunks = chunks_of([(64, 8000)])
+    plan = plan_prefill_tiles(chunks, num_kv_heads=1, num_threads=4)
+    assert plan.tile_starts.tolist() == [0, 1, 2, 3, 4]

@@ -1,12 +1,16 @@
 """A core's process maps one OpenMP runtime, and says so in words where it can't."""
 
+import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import punica_kernels
 from engine.model.kernel_choice import choose_kernels, openmp_runtimes
 from engine.server.core_environment import SPIN_COUNT, core_environment
 
@@ -74,3 +78,18 @@ def test_links_are_made_again_when_torch_has_moved(tmp_path: Path):
         link.symlink_to(tmp_path / "gone")
     assert core_environment(tmp_path) == first
     assert all(link.resolve().is_file() for link in links)
+
+
+def test_each_state_of_the_kernels_sources_has_a_cache_of_its_own(tmp_path: Path, monkeypatch):
+    """numba looks only at the file of the kernel itself, not at those that it is made of."""
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    package = tmp_path / "punica_kernels"
+    shutil.copytree(Path(punica_kernels.__file__).parent, package)
+    spec = SimpleNamespace(submodule_search_locations=[str(package)])
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: spec if name == "punica_kernels" else find(name)
+    )
+    before = core_environment(tmp_path)["NUMBA_CACHE_DIR"]
+    (package / "numba_pairs.py").write_text("# other inner loops\n")
+    assert core_environment(tmp_path)["NUMBA_CACHE_DIR"] != before
