@@ -24,9 +24,9 @@ def lora_id(name: str | None) -> str | None:
     return None if name is None else f"{name}@000000000000"
 
 
-def greedy(**more: object) -> SamplingParams:
-    """Return what makes NUM_TOKENS of the most likely tokens."""
-    return SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True, **more)
+def greedy(*, num_tokens: int = NUM_TOKENS, **more: object) -> SamplingParams:
+    """Return what makes `num_tokens` of the most likely tokens."""
+    return SamplingParams(max_tokens=num_tokens, temperature=0, ignore_eos=True, **more)
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from tests.end_to_end.peft_reference import BASE, PeftReference
 EXAMPLES = Path(__file__).parents[2] / "examples" / "adapters"
 DIRECTORIES = {name: EXAMPLES / name for name in ("json", "pirate", "brief")}
 NAMES = [BASE, *DIRECTORIES]
+NUM_E2_TOKENS = 96  # so many that two tokens of equal weight don't decide
 PROMPT = (
     "<|im_start|>system\nYou are a helpful assistant who knows a lot about the world, its history "
     "and its people, and who likes to tell others about it.<|im_end|>\n"
@@ -127,9 +128,13 @@ def test_default_base_in_bf16_is_e2_with_adapters_in_bf16(state_dir, capsys):
     with serve(state_dir, dtype="bf16", chunk=48) as llm:
         loras = [lora_id(name) for name in NAMES]
         with what_happens(llm) as cold:
-            first = llm.generate([PROMPT] * len(NAMES), greedy(), lora_ids=loras)
+            first = llm.generate(
+                [PROMPT] * len(NAMES), greedy(num_tokens=NUM_E2_TOKENS), lora_ids=loras
+            )
         with what_happens(llm) as warm:
-            second = llm.generate([PROMPT] * len(NAMES), greedy(), lora_ids=loras)
+            second = llm.generate(
+                [PROMPT] * len(NAMES), greedy(num_tokens=NUM_E2_TOKENS), lora_ids=loras
+            )
         for name, completion in zip(NAMES * 2, [*first, *second], strict=True):
             ids = completion.prompt_ids + completion.token_ids
             grade.check(llm, ids, name=name, lora_id=lora_id(name))
