@@ -34,6 +34,7 @@ class LoraSegments:
         self._starts = balanced_starts(self._segments[:, 1] + _TOKENS_OF_OVERHEAD, num_threads)
         is_one = len(self._segments) <= 1
         self._add = numba_lora.add_segments_serially if is_one else numba_lora.add_segments
+        self._tiled = {one.name for one in lora.arena.modules if numba_sgmv.takes(one)}
         segments = self._long.segments if self._long else ()
         self._tiles = plan_lora_tiles(segments, num_threads=num_threads)
         self._tile_starts = balanced_starts(self._tiles[:, 1] + _TOKENS_OF_OVERHEAD, num_threads)
@@ -48,7 +49,7 @@ class LoraSegments:
             self._add(y_words, x_words, *views, self._segments, self._starts, self._scratch)
         if self._long is None:
             return
-        if numba_sgmv.takes(arena.module(module)):
+        if module in self._tiled:
             numba_sgmv.add_tiles(
                 y_words, x_words, *views, self._tiles, self._tile_starts, self._scratch
             )
@@ -76,10 +77,10 @@ def plan_lora_tiles(segments: Sequence[Segment], *, num_threads: int) -> Array:
     A segment's tiles are of about equal heights.
     """
     num_tokens = sum(segment.num_tokens for segment in segments)
-    wanted = -(-num_tokens // num_threads)
-    # Rounds of one tile a thread, as few as the kernel's tallest tile allows.
-    wanted = -(-wanted // -(-wanted // numba_sgmv.MAX_TILE_ROWS)) if wanted else 1
-    height = max(_MIN_TILE_ROWS, wanted)
+    tokens_each = -(-num_tokens // num_threads)
+    # Of one tile a thread; as few as the kernel's tallest tile allows.
+    num_rounds = max(1, -(-tokens_each // numba_sgmv.MAX_TILE_ROWS))
+    height = max(_MIN_TILE_ROWS, -(-tokens_each // num_rounds))
     tiles = [
         (segment.start + start, stop - start, segment.lora_index)
         for segment in segments

@@ -19,6 +19,20 @@ from gateway.embedded import machine
 from gateway.embedded.errors import ServeRefused
 
 
+def engine_on(device: str) -> EngineOptions:
+    return EngineOptions(
+        model="model",
+        served_model_name=None,
+        dtype="auto",
+        device=device,
+        max_model_len=None,
+        max_num_seqs=64,
+        max_tokens_per_step=512,
+        block_size=16,
+        memory_bytes=None,
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "num_bytes"),
     [
@@ -67,17 +81,7 @@ def test_model_that_is_not_there_is_one_line(model):
 def test_several_workers_share_cores_and_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(serve_options.os, "cpu_count", lambda: 8)
     monkeypatch.setattr(machine, "available_memory_bytes", lambda: 8 << 30)
-    engine = EngineOptions(
-        model="model",
-        served_model_name=None,
-        dtype="auto",
-        device="cpu",
-        max_model_len=None,
-        max_num_seqs=64,
-        max_tokens_per_step=512,
-        block_size=16,
-        memory_bytes=None,
-    )
+    engine = engine_on("cpu")
 
     alone = engine.as_config(state_dir=tmp_path)
     shared = engine.as_config(state_dir=tmp_path, num_workers=4)
@@ -88,17 +92,7 @@ def test_several_workers_share_cores_and_memory(tmp_path, monkeypatch):
 
 def test_workers_on_cuda_are_told_their_place_and_measure_for_themselves(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "available_memory_bytes", lambda: 8 << 30)
-    engine = EngineOptions(
-        model="model",
-        served_model_name=None,
-        dtype="auto",
-        device="cuda",
-        max_model_len=None,
-        max_num_seqs=64,
-        max_tokens_per_step=512,
-        block_size=16,
-        memory_bytes=None,
-    )
+    engine = engine_on("cuda")
 
     second = engine.as_config(state_dir=tmp_path, worker_index=1, num_workers=4)
     told = replace(engine, memory_bytes=3 << 30).as_config(
