@@ -15,10 +15,11 @@ from engine.model.attention import attend_into, plan_attention
 from engine.model.attention_units import plan_units
 from engine.model.cpu_lora import LoraSegments
 from engine.model.inputs import LoraStep, StepInputs
+from engine.model.panel_linear import PanelLinear
 from engine.model.prefill_tiles import plan_prefill_tiles
 from engine.model.rotary import RotaryTable
 from engine.model.spec import ModelSpec
-from punica_kernels import numba_prefill, numba_rows
+from punica_kernels import numba_dots, numba_prefill, numba_rows
 from punica_kernels.arena import Arena
 from punica_kernels.numba_attention import HeadShape, attention_kernels
 from punica_kernels.words import words
@@ -36,6 +37,7 @@ class NumbaKernels:
 
     def __init__(self, spec: ModelSpec, rotary: RotaryTable, *, num_threads: int) -> None:
         self.spec = spec
+        self.lay_over = None if numba_dots.problem() else PanelLinear.over
         self.num_threads = num_threads
         self.shape = HeadShape(
             num_heads=spec.num_heads, num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim

@@ -79,15 +79,15 @@ class Decoder:
         Returns how many of the products use the library's layout: none where it can't be had. A
         head that is tied to the embedding keeps the plain weight, too.
         """
-        self.lm_head = _prepacked(self.lm_head)
+        self.lm_head = self._prepacked(self.lm_head)
         for layer in self.layers:
             weights = layer.weights
             layer.weights = replace(
                 weights,
-                qkv=_prepacked(weights.qkv),
-                o=_prepacked(weights.o),
-                gate_up=_prepacked(weights.gate_up),
-                down=_prepacked(weights.down),
+                qkv=self._prepacked(weights.qkv),
+                o=self._prepacked(weights.o),
+                gate_up=self._prepacked(weights.gate_up),
+                down=self._prepacked(weights.down),
             )
         return sum(not isinstance(linear, PackedLinear) for linear in self.linears())
 
@@ -133,6 +133,7 @@ class Decoder:
         laid_out = [one for one in self.linears() if not isinstance(one, PackedLinear)]
         return plain + sum(linear.num_bytes for linear in laid_out)
 
-
-def _prepacked(linear: BaseLinear) -> BaseLinear:
-    return prepack(linear) if isinstance(linear, PackedLinear) else linear
+    def _prepacked(self, linear: BaseLinear) -> BaseLinear:
+        return (
+            prepack(linear, self.kernels.lay_over) if isinstance(linear, PackedLinear) else linear
+        )

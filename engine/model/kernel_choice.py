@@ -116,9 +116,13 @@ def openmp_runtimes() -> set[Path]:
 
 
 def _numba_choice(num_threads: int) -> KernelChoice:
+    from punica_kernels import numba_dots
+
+    problem = numba_dots.problem()
+    whose = "ours" if problem is None else f"the matrix library's ({problem})"
     return KernelChoice(
         name="numba",
-        reason="numba and torch share one OpenMP runtime",
+        reason=f"numba and torch share one OpenMP runtime; bf16 products of few rows: {whose}",
         factory=lambda spec, rotary: _numba(spec, rotary, num_threads=num_threads),
     )
 

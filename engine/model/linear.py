@@ -2,7 +2,7 @@
 matrix library has laid out for itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -59,40 +59,48 @@ class PrepackedLinear:
     The operators are not public API of torch. `prepack` is the only way in, and checks them.
     """
 
-    __slots__ = ("_bias", "_weight", "num_bytes")
+    __slots__ = ("bias", "num_bytes", "weight")
 
     def __init__(self, linear: PackedLinear) -> None:
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight, _PREPACKED_FOR_ROWS)
-        self._bias = linear.bias
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight, _PREPACKED_FOR_ROWS)
+        self.bias = linear.bias
         self.num_bytes = linear.num_bytes
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """Return x Wᵀ + bias."""
         result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-            x, self._weight, self._bias, "none", [], ""
+            x, self.weight, self.bias, "none", [], ""
         )
         return result
 
 
-def prepack(linear: PackedLinear) -> BaseLinear:
+# Returns None where our kernels can't read the library's layout.
+LayOver = Callable[[PrepackedLinear, PackedLinear], BaseLinear | None]
+
+
+def prepack(linear: PackedLinear, lay_over: LayOver | None = None) -> BaseLinear:
     """Return `linear` in the library's own layout, or itself where that doesn't work or agree.
 
     Checked on this very weight: a library that is missing, too old or wrong is not used.
+
+    lay_over  may put kernels of our own over the library's weight; checked likewise
     """
     if linear.weight.dtype is not torch.bfloat16 or linear.weight.device.type != "cpu":
         return linear
     try:
         packed = PrepackedLinear(linear)
-        is_right = _agree(packed, linear)
+        if not _agree(packed, linear):
+            return linear
+        ours = None if lay_over is None else lay_over(packed, linear)
     except (AttributeError, RuntimeError, TypeError):
         return linear
-    return packed if is_right else linear
+    return ours if ours is not None and _agree(ours, linear) else packed
 
 
-def _agree(packed: PrepackedLinear, linear: PackedLinear) -> bool:
+def _agree(packed: BaseLinear, linear: PackedLinear) -> bool:
     in_features = linear.weight.shape[1]
     generator = torch.Generator().manual_seed(0)
-    for num_rows in (1, 3):
+    for num_rows in (1, 3, 6):
         x = torch.randn(num_rows, in_features, generator=generator).to(torch.bfloat16)
         got, expected = packed.product(x).float(), linear.product(x).float()
         if not (got - expected).abs().max() <= _MAX_RELATIVE_GAP * expected.abs().max():

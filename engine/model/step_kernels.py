@@ -12,6 +12,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from engine.kvcache.storage import KVStorage
 from engine.model.attention import attend, plan_attention
 from engine.model.inputs import LoraStep, StepInputs
+from engine.model.linear import LayOver
 from engine.model.rotary import RotaryTable
 from engine.model.spec import ModelSpec
 from punica_kernels.dispatch import add_lora
@@ -56,6 +57,10 @@ class StepKernels(Protocol):
     def name(self) -> str:
         """What `loraplex doctor` and the start-up lines call it."""
 
+    @property
+    def lay_over(self) -> LayOver | None:
+        """Base products of its own over weights that the library has laid out, if it has any."""
+
     def begin(self, inputs: StepInputs, kv: KVStorage, lora: LoraStep | None) -> KernelStep:
         """Prepare a step: whatever its layers share is made here, once."""
 
@@ -72,6 +77,7 @@ class PlainKernels:
     """Plain torch: runs everywhere, and is what the others are compared with."""
 
     name = "torch"
+    lay_over = None
 
     def __init__(self, spec: ModelSpec, rotary: RotaryTable) -> None:
         self._spec = spec

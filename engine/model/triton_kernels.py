@@ -58,6 +58,7 @@ class TritonKernels:
     """
 
     name = "triton"
+    lay_over = None
 
     def __init__(
         self,

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from adapters import event_loop
 from adapters.redis_connection import connect
 from engine.server.app import create_app
 from engine.server.core_client import CoreStartFailed
@@ -36,7 +37,7 @@ def main(core_command: Sequence[str] = CORE_COMMAND) -> int:
     exit_with_parent()
     try:
         settings = read_settings(arguments.config)
-        asyncio.run(serve(settings, core_command))
+        event_loop.run(serve(settings, core_command))
     except InvalidSettings as problem:
         _emit({"event": "failed", "message": str(problem), "code": "invalid_settings"})
         return 2

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
+from adapters.http_protocol import BoundedHttp
 from engine.server.settings import InvalidSettings
 
 DRAIN_TIMEOUT_S = 20
@@ -27,6 +28,7 @@ def create_http_server(app: ASGIApp) -> HttpServer:
     """A server that logs no requests and waits a while for those that run when it ends."""
     config = uvicorn.Config(
         app,
+        http=BoundedHttp,
         lifespan="off",
         log_config=None,
         log_level="warning",

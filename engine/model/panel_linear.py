@@ -1,0 +1,62 @@
+"""Base products of few rows by a kernel of our own, over the weight that oneDNN has laid out."""
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine.model.linear import PackedLinear, PrepackedLinear
+from engine.model.shares import even_cuts
+from punica_kernels import numba_linear
+from punica_kernels.numba_dots import PANEL_COLUMNS
+from punica_kernels.words import PAIRS, words
+
+# With more rows the products are bound by arithmetic, which the library does as well.
+MAX_ROWS = 32
+
+
+class PanelLinear:
+    """Reads the library's own memory: there is one copy of the weight.
+
+    `over` is the only way in; a weight that isn't in panels has none.
+    """
+
+    __slots__ = ("_initial", "_packed", "_panels", "_starts", "num_bytes")
+
+    def __init__(self, packed: PrepackedLinear, panels: np.ndarray[Any, Any], width: int) -> None:
+        self._packed = packed  # owns what `panels` looks at
+        self._panels = panels
+        bias = torch.zeros(width) if packed.bias is None else packed.bias.float()
+        self._initial = bias.numpy()
+        num_units = width // numba_linear.UNIT_COLUMNS
+        cuts = even_cuts(num_units, min(torch.get_num_threads(), num_units))
+        self._starts = np.array([0, *(stop for _, stop in cuts)], dtype=np.int64)
+        self.num_bytes = packed.num_bytes
+
+    @classmethod
+    def over(cls, packed: PrepackedLinear, linear: PackedLinear) -> "PanelLinear | None":
+        """Return the product over `packed`, or None where it isn't `linear`'s weight in panels."""
+        width, depth = linear.weight.shape
+        num_bytes: int = torch.ops.mkldnn._nbytes(packed.weight)
+        if width % PANEL_COLUMNS or depth % 2 or num_bytes != linear.weight.nbytes:
+            return None
+        address = ctypes.cast(
+            torch.ops.mkldnn.data_ptr(packed.weight), ctypes.POINTER(ctypes.c_uint32)
+        )
+        panels = np.ctypeslib.as_array(address, (num_bytes // PAIRS().itemsize,))
+        pairs = words(linear.weight).view(PAIRS)
+        expected = pairs.reshape(-1, PANEL_COLUMNS, depth // 2).transpose(0, 2, 1)
+        if not np.array_equal(panels.reshape(expected.shape), expected):
+            return None
+        return cls(packed, panels, width)
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x Wᵀ + bias."""
+        if x.shape[0] > MAX_ROWS:
+            return self._packed.product(x)
+        out = torch.empty((x.shape[0], len(self._initial)), dtype=torch.bfloat16)
+        numba_linear.multiply(
+            words(x).view(PAIRS), self._panels, self._initial, self._starts, words(out)
+        )
+        return out

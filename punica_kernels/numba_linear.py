@@ -1,0 +1,50 @@
+"""Base products of few rows: the weight is read once, as fast as memory gives it.
+
+The weight lies in panels as oneDNN lays it out for CPUs with bf16 dot products: PANEL_COLUMNS
+output features, pair of inputs after pair of inputs.
+"""
+
+from typing import Any
+
+from numba import prange
+
+from punica_kernels.numba_both import in_parallel
+from punica_kernels.numba_dots import LANES, PANEL_COLUMNS, ROWS, multiply_panel
+
+UNIT_COLUMNS = PANEL_COLUMNS // 2  # what is shared out among threads
+_WHOLE, _HALF = PANEL_COLUMNS // LANES, UNIT_COLUMNS // LANES  # vectors
+
+
+def _multiply(x: Any, weight: Any, initial: Any, starts: Any, out: Any) -> None:
+    """out = round(initial + x Wᵀ), the sums in fp32.
+
+    x        [num_rows, in_features / 2] pairs of bf16, contiguous
+    weight   [out_features * in_features / 2] pairs, in panels
+    initial  [out_features] fp32: the bias, or zeros
+    starts   [num_threads + 1]: where each thread's units of UNIT_COLUMNS columns begin
+    out      [num_rows, out_features] bf16, contiguous
+    """
+    num_rows, depth = x.shape
+    flat_x, flat_out, width = x.reshape(-1), out.reshape(-1), out.shape[1]
+    for thread in prange(starts.shape[0] - 1):
+        unit, stop = starts[thread], starts[thread + 1]
+        while unit < stop:
+            is_whole = unit % 2 == 0 and unit + 1 < stop
+            column = unit * UNIT_COLUMNS
+            panel0 = (unit // 2 * depth) * PANEL_COLUMNS + (unit % 2) * UNIT_COLUMNS
+            for row in range(0, num_rows, ROWS):
+                place, x0, left = row * width + column, row * depth, num_rows - row
+                if is_whole:
+                    multiply_panel(
+                        flat_out, place, width, initial, column, flat_x, x0, depth, left,
+                        weight, panel0, _WHOLE,
+                    )  # fmt: skip
+                else:
+                    multiply_panel(
+                        flat_out, place, width, initial, column, flat_x, x0, depth, left,
+                        weight, panel0, _HALF,
+                    )  # fmt: skip
+            unit += 2 if is_whole else 1
+
+
+multiply = in_parallel(_multiply)
