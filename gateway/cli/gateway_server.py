@@ -8,6 +8,7 @@ from typing import Any
 
 import uvicorn
 
+from adapters.http_protocol import BoundedHttp
 from gateway.embedded.errors import ServeRefused
 
 # Streams that still run after this are ended, so that a stop always ends.
@@ -41,6 +42,7 @@ class GatewayServer:
         self._server = _Server(
             uvicorn.Config(
                 app,
+                http=BoundedHttp,
                 log_config=None,
                 access_log=False,
                 lifespan="on",

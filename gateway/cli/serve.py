@@ -1,6 +1,5 @@
 """`loraplex serve`: one gateway, its registry and its workers, in one command."""
 
-import asyncio
 import logging
 import os
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import typer
 
+from adapters import event_loop
 from gateway.cli import engine_flags as flags
 from gateway.cli.flags import JsonFlag
 from gateway.cli.output import EXIT_FAILED, Output
@@ -93,7 +93,7 @@ def _run(options: ServeOptions, report: Report) -> None:
     # Imported late: the other commands need neither the gateway nor uvicorn.
     from gateway.cli.serving import run_serve
 
-    asyncio.run(run_serve(options, report))
+    event_loop.run(run_serve(options, report))
 
 
 def engine_options(parameters: dict[str, Any]) -> EngineOptions:

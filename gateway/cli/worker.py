@@ -1,6 +1,5 @@
 """`loraplex worker`: a worker on its own, for a gateway elsewhere."""
 
-import asyncio
 import os
 import secrets
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from adapters import event_loop
 from gateway.cli import engine_flags as flags
 from gateway.cli.flags import JsonFlag
 from gateway.cli.output import EXIT_FAILED, Output
@@ -65,7 +65,7 @@ def worker(
             )
         config = _config(engine_options(parameters), folder=folder, host=host, port=port)
         config["allowed_roots"] = [str(absolute(store).resolve())]
-        asyncio.run(run_worker(config, folder, report, redis_url=redis_url))
+        event_loop.run(run_worker(config, folder, report, redis_url=redis_url))
     except EmbeddedError as error:
         report(Failed(message=str(error)))
         raise typer.Exit(EXIT_FAILED) from error

@@ -1,0 +1,35 @@
+"""HTTP/1.1 for our servers: httptools' parser, and a limit on what it would collect without end."""
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+# A request line with its headers, the lines before a chunk, trailers.
+MAX_HEAD_BYTES = 32 * 1024
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """uvicorn's protocol, which answers 400 to a head that doesn't end.
+
+    The parser keeps a head until it is whole; bodies are bounded by those who read them.
+    `_num_head_bytes` counts what has come since the last piece of a body, or the end of a head or
+    a message. One read may pass the limit with a head that is whole.
+    """
+
+    _num_head_bytes = 0
+
+    def data_received(self, data: bytes) -> None:
+        self._num_head_bytes += len(data)
+        super().data_received(data)
+        if self._num_head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response(f"The request's head has more than {MAX_HEAD_BYTES} bytes.")
+
+    def on_headers_complete(self) -> None:
+        self._num_head_bytes = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._num_head_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._num_head_bytes = 0
+        super().on_message_complete()
