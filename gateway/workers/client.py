@@ -14,6 +14,8 @@ from typing import Any, Self
 import httpx
 import msgspec
 
+from gateway.workers.transport import WorkerTransport
+
 JSON_HEADERS = {"content-type": "application/json"}
 
 
@@ -65,8 +67,10 @@ class WorkerStream:
 
     async def next_piece(self) -> bytes | None:
         """Return the next bytes, or None after the last. Raises WorkerCallFailed if cut off."""
-        with _translated():
+        try:
             return await anext(self._pieces, None)
+        except (httpx.HTTPError, httpx.StreamError) as error:
+            raise _as_failure(error) from error
 
     async def read(self) -> WorkerAnswer:
         """Return the rest of the body as a whole answer, and close."""
@@ -101,9 +105,8 @@ class WorkerClient:
         headers = {"authorization": f"Bearer {cluster_token}"} if cluster_token else {}
         self._http = httpx.AsyncClient(
             headers=headers,
-            transport=transport,
-            timeout=httpx.Timeout(connect=2.0, read=silence_s, write=30.0, pool=30.0),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+            transport=WorkerTransport() if transport is None else transport,
+            timeout=httpx.Timeout(silence_s, connect=2.0),
             trust_env=False,
         )
 
@@ -162,9 +165,13 @@ class WorkerClient:
 def _translated() -> Iterator[None]:
     try:
         yield
-    except httpx.TimeoutException as error:
-        if isinstance(error, httpx.ConnectTimeout):
-            raise WorkerUnreachable("no connection within the limit") from error
-        raise WorkerSilent("no byte within the limit") from error
     except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
-        raise WorkerUnreachable(f"{type(error).__name__}: {error}") from error
+        raise _as_failure(error) from error
+
+
+def _as_failure(error: Exception) -> WorkerCallFailed:
+    if isinstance(error, httpx.ConnectTimeout):
+        return WorkerUnreachable("no connection within the limit")
+    if isinstance(error, httpx.TimeoutException):
+        return WorkerSilent("no byte within the limit")
+    return WorkerUnreachable(f"{type(error).__name__}: {error}")
