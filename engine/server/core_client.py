@@ -1,13 +1,13 @@
 """One engine core as the server sees it: commands out, events in, one queue per HTTP request."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from engine.errors import CoreBroken, EngineError, Overloaded
 from engine.protocol import (
@@ -41,7 +41,7 @@ Call = LoadAdapter | UnloadAdapter | ProbeAdapter | GetStatus
 
 # About the prompts and answers of a thousand chats: more would wait for minutes, if not hours.
 MAX_WAITING_TOKENS = 512 * 1024
-_LAST_WORDS_MS = 100
+_LAST_WORDS_S = 0.1
 
 
 class CoreStartFailed(Exception):
@@ -60,8 +60,8 @@ class CoreClient:
     """
 
     def __init__(self, *, commands: str, events: str, on_progress: Callable[[str], None]) -> None:
-        self._context = zmq.asyncio.Context()
-        self._push: zmq.Socket[bytes] = zmq.Socket(self._context, zmq.PUSH)
+        self._context = zmq.Context()
+        self._push = self._context.socket(zmq.PUSH)
         self._push.setsockopt(zmq.SNDHWM, 0)
         self._push.bind(commands)
         self._pull = self._context.socket(zmq.PULL)
@@ -88,13 +88,22 @@ class CoreClient:
 
     async def read_events(self) -> None:
         """Hand out events for ever; ends only by cancellation or a message it can't read."""
-        while True:
-            self._dispatch(self._decoder.decode(await self._pull.recv()))
+        # zmq's own asyncio sockets do the same, at a tenth of a millisecond for each message.
+        loop, may_have_more = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._pull.FD, may_have_more.set)
+        try:
+            while True:
+                may_have_more.clear()
+                self._hand_out()
+                await may_have_more.wait()
+        finally:
+            loop.remove_reader(self._pull.FD)
 
     async def read_last_words(self) -> None:
         """Hand out what a core that has ended had still written."""
-        while await self._pull.poll(_LAST_WORDS_MS):
-            self._dispatch(self._decoder.decode(await self._pull.recv()))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORDS_S):
+                await self.read_events()
 
     def submit(self, requests: Sequence[AddRequest]) -> Flight:
         """Start core requests; the caller closes the flight.
@@ -176,6 +185,12 @@ class CoreClient:
             assert flight.expects(request_id)
         self._backlog.check_invariants()
         assert self._backlog.request_ids == self._flights.keys()
+
+    def _hand_out(self) -> None:
+        """Hand out events until zmq has no more; only then does its descriptor tell of new ones."""
+        with contextlib.suppress(zmq.Again):
+            while True:
+                self._dispatch(self._decoder.decode(self._pull.recv(zmq.NOBLOCK)))
 
     def _send(self, command: Command) -> None:
         if self._broken is not None:

@@ -89,8 +89,7 @@ class EventStreamResponse(Response):
             except Exception as problem:  # noqa: BLE001  the status line is already sent
                 log_unforeseen(problem)
                 await _send_piece(send, event(error_body(internal_error())))
-        await _send_piece(send, DONE)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await send({"type": "http.response.body", "body": DONE, "more_body": False})
 
 
 def _send_piece(send: Send, piece: bytes) -> Awaitable[None]:

@@ -1,6 +1,7 @@
 """What one HTTP request has running in the core."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Mapping
 
 from engine.errors import EngineError
@@ -25,11 +26,20 @@ class Flight:
         self._numbers = {request_id: i for i, request_id in enumerate(num_samples)}
         self._running = {request_id: set(range(n)) for request_id, n in num_samples.items()}
         self._wanted = [set(range(n)) for n in num_samples.values()]
-        self._arrivals: asyncio.Queue[Arrival] = asyncio.Queue()
+        self._arrivals: deque[Arrival] = deque()
+        self._waiter: asyncio.Future[None] | None = None
 
     def expects(self, request_id: str) -> bool:
         """Tell whether this request may still bring something."""
         return request_id in self._running
+
+    @property
+    def has_output(self) -> bool:
+        """Tell whether `next_output` would return one at once."""
+        if not self._arrivals:
+            return False
+        number, what = self._arrivals[0]
+        return not isinstance(what, EngineError) and what.sample_index in self._wanted[number]
 
     async def next_output(
         self, timeout_s: float | None = None
@@ -72,7 +82,7 @@ class Flight:
             if has_siblings:
                 self._forget(request_id)
             return True
-        self._arrivals.put_nowait((self._numbers[request_id], output))
+        self._arrive(request_id, output)
         running = self._running[request_id]
         if output.finish_reason is not None:
             running.discard(output.sample_index)
@@ -84,20 +94,34 @@ class Flight:
     def fail(self, request_id: str, error: EngineError) -> None:
         """Take the end of one request with all its samples."""
         del self._running[request_id]
-        self._arrivals.put_nowait((self._numbers[request_id], error))
+        self._arrive(request_id, error)
 
     def _abort(self, number: int) -> None:
         for request_id, known in self._numbers.items():
             if known == number and self._running.pop(request_id, None) is not None:
                 self._forget(request_id)
 
+    def _arrive(self, request_id: str, what: SequenceOutput | EngineError) -> None:
+        self._arrivals.append((self._numbers[request_id], what))
+        self._wake()
+
     async def _next_arrival(self, timeout_s: float | None) -> Arrival | None:
+        if not self._arrivals:
+            await self._wait(timeout_s)
+        return self._arrivals.popleft() if self._arrivals else None
+
+    async def _wait(self, timeout_s: float | None) -> None:
+        """Return when something arrives, or after `timeout_s`. A timer alone costs little."""
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        timer = None if timeout_s is None else loop.call_later(timeout_s, self._wake)
         try:
-            return self._arrivals.get_nowait()
-        except asyncio.QueueEmpty:
-            pass
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await self._arrivals.get()
-        except TimeoutError:
-            return None
+            await self._waiter
+        finally:
+            self._waiter = None
+            if timer is not None:
+                timer.cancel()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -54,10 +54,21 @@ class Generation:
 
     async def deltas(self, ping_after_s: float | None = None) -> AsyncIterator[Delta | None]:
         """Yield deltas until every choice has ended, and None after each silence."""
-        if self._first is not None:
-            yield self._first
-        while any(choice.finish_reason is None for choice in self.choices):
+        first, self._first = self._first, None
+        if first is not None:
+            yield first
+        while not self.is_over:
             yield await self._next(ping_after_s)
+
+    @property
+    def is_over(self) -> bool:
+        """Tell whether every choice has ended."""
+        return all(choice.finish_reason is not None for choice in self.choices)
+
+    @property
+    def has_delta(self) -> bool:
+        """Tell whether the next delta is there already."""
+        return self._first is not None or self._flight.has_output
 
     def usage(self) -> Usage:
         """What has been used so far. A prompt counts once, however many samples it has."""

@@ -146,14 +146,21 @@ async def _events(
             usage = generation.usage()
         return event(head.wrap(shape.chunk_object_name, [choice], usage))
 
-    for choice in generation.choices:
-        opening = shape.opening(choice.index)
-        if opening is not None:
-            yield chunk(opening)
+    openings = [shape.opening(choice.index) for choice in generation.choices]
+    # What is there at the same time is sent at the same time.
+    ready = [chunk(opening) for opening in openings if opening is not None]
+    if ready and not generation.has_delta:
+        yield b"".join(ready)
+        ready.clear()
     async for delta in generation.deltas(PING_AFTER_S):
         if delta is None:
-            yield PING
+            ready.append(PING)
         elif delta.text or delta.scores or delta.finish_reason is not None:
-            yield chunk(shape.chunk(delta))
+            ready.append(chunk(shape.chunk(delta)))
+        if ready and not generation.has_delta and not generation.is_over:
+            yield b"".join(ready)
+            ready.clear()
     if head.with_usage:
-        yield event(head.wrap(shape.chunk_object_name, [], generation.usage()))
+        ready.append(event(head.wrap(shape.chunk_object_name, [], generation.usage())))
+    if ready:
+        yield b"".join(ready)
