@@ -18,10 +18,9 @@ from punica_kernels.numba_vectors import data_of, spread_over
 ROWS = 4  # with four vectors each, sixteen sums: enough to hide the instruction's latency
 LANES = 16
 PANEL_COLUMNS = 64
+LINE_PAIRS = 16  # of a cache line
 
 _OLDEST_LLVM = 17  # earlier ones take the instruction's operands as integers
-_LINE_PAIRS = 16  # of a cache line
-_PAIRS_AHEAD = 8  # of the depth, which is 2 KB of a panel
 _WORD, _PAIR, _FLOAT, _INDEX = ir.IntType(16), ir.IntType(32), ir.FloatType(), ir.IntType(64)
 
 
@@ -67,7 +66,8 @@ def problem() -> str | None:
 @intrinsic(prefer_literal=True)
 def multiply_panel(
     _context: Any, out: Any, out0: Any, out_stride: Any, initial: Any, column: Any, x: Any,
-    x0: Any, depth: Any, num_rows: Any, panel: Any, panel0: Any, num_vectors: Any
+    x0: Any, depth: Any, num_rows: Any, panel: Any, panel0: Any, ahead0: Any, ahead_step: Any,
+    num_vectors: Any, num_lines: Any
 ) -> Any:  # fmt: skip
     """out[r, j] = round(initial[j] + Σ_k x[r, k] · panel[k, j]) for ROWS rows or fewer.
 
@@ -76,12 +76,16 @@ def multiply_panel(
     x            flat pairs; row r begins at x0 + r * depth
     depth        how many pairs of k there are
     panel        flat pairs, PANEL_COLUMNS for each pair of k; the first begins at panel0
+    ahead0       of `panel`: with each pair of k some lines are asked for, from here on in steps of
+                 `ahead_step`, to be read soon
     num_vectors  a literal: how many times LANES columns
+    num_lines    a literal: how many lines are asked for
     """
     signature = types.void(
-        out, out0, out_stride, initial, column, x, x0, depth, num_rows, panel, panel0, num_vectors
-    )
-    if not isinstance(num_vectors, types.IntegerLiteral):
+        out, out0, out_stride, initial, column, x, x0, depth, num_rows, panel, panel0, ahead0,
+        ahead_step, num_vectors, num_lines,
+    )  # fmt: skip
+    if not all(isinstance(one, types.IntegerLiteral) for one in (num_vectors, num_lines)):
         return None
     columns = range(0, num_vectors.literal_value * LANES, LANES)
 
@@ -102,7 +106,7 @@ def multiply_panel(
             ]
 
         x_rows, out_rows = rows(5, _PAIR, args[6], args[7]), rows(0, _WORD, args[1], args[2])
-        panel_ptr = at(9, _PAIR, args[10])
+        panel_ptr, ahead_ptr = at(9, _PAIR, args[10]), at(9, _PAIR, args[11])
         first_sums = at(3, _FLOAT, args[4])
         sums = {}
         for row in range(ROWS):
@@ -113,7 +117,8 @@ def multiply_panel(
         with cgutils.for_range(builder, args[7], intp=_INDEX) as loop:
             offset = builder.mul(loop.index, ir.Constant(_INDEX, PANEL_COLUMNS))
             weights = builder.gep(panel_ptr, [offset])
-            _ask_ahead(builder, weights, columns.stop)
+            ahead = builder.gep(ahead_ptr, [builder.mul(loop.index, args[12])])
+            _ask_for(builder, ahead, num_lines.literal_value)
             parts = {
                 j: builder.bitcast(
                     builder.load(_vector(builder, weights, j, _PAIRS), align=4), _BF16_PAIRS
@@ -156,13 +161,12 @@ def _round(builder: ir.IRBuilder, values: Any) -> Any:
     return builder.bitcast(builder.call(rounded, [values]), _WORDS)
 
 
-def _ask_ahead(builder: ir.IRBuilder, ptr: Any, num_pairs: int) -> None:
-    """Prefetch some lines a little further down the panel into the second-level cache."""
+def _ask_for(builder: ir.IRBuilder, ptr: Any, num_lines: int) -> None:
+    """Prefetch some lines into the second-level cache."""
     byte, number = ir.IntType(8), ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), number, number, number])
     hint = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
     flags = [ir.Constant(number, value) for value in (0, 2, 1)]  # to read, second level, data
-    first = _PAIRS_AHEAD * PANEL_COLUMNS
-    for offset in range(first, first + num_pairs, _LINE_PAIRS):
-        place = builder.gep(ptr, [ir.Constant(_INDEX, offset)])
+    for line in range(num_lines):
+        place = builder.gep(ptr, [ir.Constant(_INDEX, line * LINE_PAIRS)])
         builder.call(hint, [builder.bitcast(place, byte.as_pointer()), *flags])

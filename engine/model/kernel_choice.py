@@ -122,7 +122,7 @@ def _numba_choice(num_threads: int) -> KernelChoice:
     whose = "ours" if problem is None else f"the matrix library's ({problem})"
     return KernelChoice(
         name="numba",
-        reason=f"numba and torch share one OpenMP runtime; bf16 products of few rows: {whose}",
+        reason=f"numba and torch share one OpenMP runtime; bf16 products: {whose}",
         factory=lambda spec, rotary: _numba(spec, rotary, num_threads=num_threads),
     )
 

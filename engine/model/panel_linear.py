@@ -1,4 +1,4 @@
-"""Base products of few rows by a kernel of our own, over the weight that oneDNN has laid out."""
+"""Base products by a kernel of our own, over the weight that oneDNN has laid out."""
 
 import ctypes
 from typing import Any
@@ -11,9 +11,6 @@ from engine.model.shares import even_cuts
 from punica_kernels import numba_linear
 from punica_kernels.numba_dots import PANEL_COLUMNS
 from punica_kernels.words import PAIRS, words
-
-# With more rows the products are bound by arithmetic, which the library does as well.
-MAX_ROWS = 32
 
 
 class PanelLinear:
@@ -53,8 +50,6 @@ class PanelLinear:
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """Return x Wᵀ + bias."""
-        if x.shape[0] > MAX_ROWS:
-            return self._packed.product(x)
         out = torch.empty((x.shape[0], len(self._initial)), dtype=torch.bfloat16)
         numba_linear.multiply(
             words(x).view(PAIRS), self._panels, self._initial, self._starts, words(out)

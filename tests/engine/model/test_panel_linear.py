@@ -1,10 +1,10 @@
-"""Our products of few rows over the library's weight, against torch's own in fp32."""
+"""Our products over the library's weight, against exact ones."""
 
 import pytest
 import torch
 
 from engine.model.linear import PackedLinear, PrepackedLinear, prepack, unpacked
-from engine.model.panel_linear import MAX_ROWS, PanelLinear
+from engine.model.panel_linear import PanelLinear
 from punica_kernels import numba_dots
 
 needs_dots = pytest.mark.skipif(
@@ -33,7 +33,7 @@ def test_rows_are_those_of_the_exact_product(width, depth, has_bias, num_threads
         torch.set_num_threads(threads_before)
     assert isinstance(ours, PanelLinear)
     assert ours.num_bytes == linear.num_bytes
-    for num_rows in (1, 2, 3, 4, 5, 8, 17, MAX_ROWS, MAX_ROWS + 1, 130):
+    for num_rows in (1, 2, 3, 4, 5, 8, 12, 17, 32, 130):
         x = torch.randn(num_rows, depth, generator=torch.Generator().manual_seed(num_rows))
         x = x.to(torch.bfloat16)
         expected = x.double() @ linear.weight.double().t()
@@ -47,9 +47,9 @@ def test_rows_are_those_of_the_exact_product(width, depth, has_bias, num_threads
 @needs_dots
 def test_a_row_is_the_same_whatever_its_neighbours():
     ours = prepack(_linear(960, 576, has_bias=True), PanelLinear.over)
-    x = torch.randn(MAX_ROWS, 576, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    x = torch.randn(35, 576, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
     together = ours.product(x)
-    for row in (0, 3, 6, MAX_ROWS - 1):
+    for row in (0, 3, 6, 34):
         assert torch.equal(ours.product(x[row : row + 1])[0], together[row])
 
 
