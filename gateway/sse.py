@@ -8,7 +8,8 @@ import msgspec
 from gateway.errors import GatewayError, error_body
 
 DONE = b"data: [DONE]\n\n"
-_EVENT_END = re.compile(rb"\r?\n\r?\n")
+# An event ends with an empty line; "\r" before the first of its two "\n" is part of the event.
+_EVENT_END = re.compile(rb"\n\r?\n")
 # A usage event has no choices. Inside a string the quotes would be escaped, so text can't match.
 _NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 
