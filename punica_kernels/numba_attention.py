@@ -15,7 +15,7 @@ import numpy as np
 from numba import njit, prange
 from numba.extending import overload
 
-from punica_kernels.numba_floats import FAST_SUMS, exp, narrow, widen
+from punica_kernels.numba_floats import FAST_SUMS, exp, larger_of, narrow, widen
 from punica_kernels.numba_vectors import add_values, score_keys
 
 TILE_KEYS = 128  # keys whose scores are held at a time; a multiple of the block size is best
@@ -269,14 +269,12 @@ def largest_of(*_arguments: Any) -> Any:
     raise NotImplementedError("runs in numba kernels only")
 
 
-# Without NaN to mind, LLVM vectorises a maximum; one among the scores still spoils their sum.
-@overload(largest_of, jit_options={"fastmath": {"nnan", "nsz"}})
+@overload(largest_of)
 def _largest_in_kernel(scores, start):
     def largest_of(scores, start):
         largest = start
         for j in range(scores.shape[0]):
-            if scores[j] > largest:
-                largest = scores[j]
+            largest = larger_of(largest, scores[j])
         return largest
 
     return largest_of

@@ -13,18 +13,19 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from punica_kernels.numba_vectors import data_of, spread_over
+from punica_kernels.numba_vectors import data_of, spread_over, sum_of
 
 ROWS = 4  # with four vectors each, sixteen sums: enough to hide the instruction's latency
 LANES = 16
 PANEL_COLUMNS = 64
 LINE_PAIRS = 16  # of a cache line
 
+_CHAINS = 4  # sums of a single dot product that don't wait for each other
 _OLDEST_LLVM = 17  # earlier ones take the instruction's operands as integers
 _WORD, _PAIR, _FLOAT, _INDEX = ir.IntType(16), ir.IntType(32), ir.FloatType(), ir.IntType(64)
 
 
-class _BFloat(ir.Type):
+class BFloat(ir.Type):
     """LLVM's bfloat, which llvmlite has no name for."""
 
     intrinsic_name = "bf16"
@@ -33,17 +34,17 @@ class _BFloat(ir.Type):
         return "bfloat"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
+        return isinstance(other, BFloat)
 
     def __hash__(self) -> int:
-        return hash(_BFloat)
+        return hash(BFloat)
 
 
 _SUMS = ir.VectorType(_FLOAT, LANES)
 _PAIRS = ir.VectorType(_PAIR, LANES)
 _WORDS = ir.VectorType(_WORD, LANES)
-_BF16_PAIRS = ir.VectorType(_BFloat(), 2 * LANES)
-_BF16 = ir.VectorType(_BFloat(), LANES)
+BF16_PAIRS = ir.VectorType(BFloat(), 2 * LANES)
+_BF16 = ir.VectorType(BFloat(), LANES)
 
 
 def problem() -> str | None:
@@ -121,15 +122,15 @@ def multiply_panel(
             _ask_for(builder, ahead, num_lines.literal_value)
             parts = {
                 j: builder.bitcast(
-                    builder.load(_vector(builder, weights, j, _PAIRS), align=4), _BF16_PAIRS
+                    builder.load(_vector(builder, weights, j, _PAIRS), align=4), BF16_PAIRS
                 )
                 for j in columns
             }
             for row, place in enumerate(x_rows):
                 pair = builder.load(builder.gep(place, [loop.index]))
-                pairs = builder.bitcast(spread_over(builder, pair, LANES), _BF16_PAIRS)
+                pairs = builder.bitcast(spread_over(builder, pair, LANES), BF16_PAIRS)
                 for j in columns:
-                    total = _add_dots(builder, builder.load(sums[row, j]), pairs, parts[j])
+                    total = add_dots(builder, builder.load(sums[row, j]), pairs, parts[j])
                     builder.store(total, sums[row, j])
         for (row, j), total in sums.items():
             rounded = _round(builder, builder.load(total))
@@ -145,9 +146,9 @@ def _vector(builder: ir.IRBuilder, ptr: Any, offset: int, kind: ir.Type) -> Any:
     return builder.bitcast(place, kind.as_pointer())
 
 
-def _add_dots(builder: ir.IRBuilder, sums: Any, a: Any, b: Any) -> Any:
+def add_dots(builder: ir.IRBuilder, sums: Any, a: Any, b: Any) -> Any:
     """Return sums + the dot products of the pairs of a and b."""
-    kind = ir.FunctionType(_SUMS, [_SUMS, _BF16_PAIRS, _BF16_PAIRS])
+    kind = ir.FunctionType(_SUMS, [_SUMS, BF16_PAIRS, BF16_PAIRS])
     dots = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
     return builder.call(dots, [sums, a, b])
 
@@ -170,3 +171,51 @@ def _ask_for(builder: ir.IRBuilder, ptr: Any, num_lines: int) -> None:
     for line in range(num_lines):
         place = builder.gep(ptr, [ir.Constant(_INDEX, line * LINE_PAIRS)])
         builder.call(hint, [builder.bitcast(place, byte.as_pointer()), *flags])
+
+
+@intrinsic
+def dot_rows(_context: Any, x: Any, a: Any) -> Any:
+    """x · a for two contiguous rows of pairs, as many as a multiple of LANES."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
+        x_row, a_row = (
+            data_of(context, builder, kind, row, _PAIR)
+            for kind, row in zip(sig.args, args, strict=True)
+        )
+        view = cgutils.create_struct_proxy(sig.args[0])(context, builder, args[0])
+        (length,) = cgutils.unpack_tuple(builder, view.shape, 1)
+        sums = [cgutils.alloca_once(builder, _SUMS) for _ in range(_CHAINS)]
+        for one in sums:
+            builder.store(ir.Constant(_SUMS, [0.0] * LANES), one)
+
+        def add(place: Any, chain: int) -> None:
+            x_part, a_part = (
+                builder.bitcast(
+                    builder.load(
+                        _vector(builder, builder.gep(row, [place]), chain * LANES, _PAIRS), align=4
+                    ),
+                    BF16_PAIRS,
+                )
+                for row in (x_row, a_row)
+            )
+            total = add_dots(builder, builder.load(sums[chain]), x_part, a_part)
+            builder.store(total, sums[chain])
+
+        stride = ir.Constant(_INDEX, _CHAINS * LANES)
+        whole = builder.mul(builder.sdiv(length, stride), stride)
+        with cgutils.for_range_slice(builder, ir.Constant(_INDEX, 0), whole, stride, _INDEX) as (
+            place,
+            _,
+        ):
+            for chain in range(_CHAINS):
+                add(place, chain)
+        with cgutils.for_range_slice(
+            builder, whole, length, ir.Constant(_INDEX, LANES), _INDEX
+        ) as (place, _):
+            add(place, 0)
+        total = builder.load(sums[0])
+        for one in sums[1:]:
+            total = builder.fadd(total, builder.load(one))
+        return sum_of(builder, total)
+
+    return types.float32(x, a), codegen

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
+from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
 # Reassociation lets LLVM vectorise sums; NaN and infinity keep their meaning.
@@ -39,6 +40,18 @@ def bits_of_float(_context: Any, _value: Any) -> Any:
         return builder.bitcast(args[0], ir.IntType(32))
 
     return types.uint32(types.float32), codegen
+
+
+@intrinsic
+def larger_of(_context: Any, _a: Any, _b: Any) -> Any:
+    """Return the larger of two float32 that aren't NaN: other than max(), a loop's vectorises."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.FloatType(), [ir.FloatType()] * 2)
+        larger = cgutils.get_or_insert_function(builder.module, kind, "llvm.maxnum.f32")
+        return builder.call(larger, args, fastmath=("nnan", "nsz"))
+
+    return types.float32(types.float32, types.float32), codegen
 
 
 def widen(value: Any) -> Any:

@@ -18,6 +18,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
+from punica_kernels.numba_dots import LANES, dot_rows, problem
 from punica_kernels.numba_floats import float_of_bits, narrow, round_to_bf16, widen
 
 _HIGH_HALF = np.uint32(0xFFFF0000)
@@ -89,6 +90,22 @@ def _dot(wide, row):
         return total
 
     return pairs if row.dtype == types.uint32 else single
+
+
+def dot_of(row: Any, wide: Any, other: Any) -> Any:
+    """Return row · other; `wide` is `row` in fp32, for CPUs that can't multiply bf16."""
+    raise NotImplementedError("runs in numba kernels only")
+
+
+@overload(dot_of, inline="always")
+def _dot_of(row, wide, other):
+    def by_dots(row, wide, other):
+        return dot_rows(row, other) if row.shape[0] % LANES == 0 else dot(wide, other)
+
+    def in_fp32(row, wide, other):
+        return dot(wide, other)
+
+    return by_dots if row.dtype == types.uint32 and problem() is None else in_fp32
 
 
 def add_scaled(wide: Any, factor: Any, row: Any) -> None:
@@ -168,6 +185,27 @@ def _add_into(row, wide):
     def single(row, wide):
         for i in range(row.shape[0]):
             row[i] = narrow(widen(row[i]) + wide[i], row)
+
+    return pairs if row.dtype == types.uint32 else single
+
+
+def put(row: Any, wide: Any) -> None:
+    """row = wide, rounded."""
+    raise NotImplementedError("runs in numba kernels only")
+
+
+@overload(put, inline="always")
+def _put(row, wide):
+    def pairs(row, wide):
+        n = row.shape[0]
+        firsts, seconds = wide[:n], wide[n:]
+        for i in range(n):
+            first, second = round_to_bf16(firsts[i]), round_to_bf16(seconds[i])
+            row[i] = np.uint32(second << _HALF) | first
+
+    def single(row, wide):
+        for i in range(row.shape[0]):
+            row[i] = narrow(wide[i], row)
 
     return pairs if row.dtype == types.uint32 else single
 

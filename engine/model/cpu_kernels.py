@@ -22,7 +22,7 @@ from engine.model.spec import ModelSpec
 from punica_kernels import numba_dots, numba_prefill, numba_rows
 from punica_kernels.arena import Arena
 from punica_kernels.numba_attention import HeadShape, attention_kernels
-from punica_kernels.words import words
+from punica_kernels.words import PAIRS, words
 
 Array = np.ndarray[Any, Any]
 
@@ -46,6 +46,8 @@ class NumbaKernels:
         self.prefill = (
             numba_prefill.prefill_kernel(self.shape) if numba_prefill.takes(self.shape) else None
         )
+        has_dots = rotary.dtype is torch.bfloat16 and numba_dots.problem() is None
+        self.prefill_dtype = PAIRS if has_dots else words(torch.empty(0, dtype=rotary.dtype)).dtype
         self.eps = np.float32(spec.rms_norm_eps)
         self.cos, self.sin = (table.numpy() for table in rotary.half_tables())
         scratch_len = self.shape.scratch_len
@@ -168,16 +170,17 @@ class NumbaStep:
             )
         if self._tiles is not None:
             assert kernels.prefill is not None, "tiles are its own"
+            seen = kernels.prefill_dtype
             kernels.prefill(
-                qkv_words,
+                qkv_words.view(seen),
                 self._tiles.tiles,
                 self._tiles.tile_starts,
                 self._tiles.block_tables,
                 self._kv.block_size,
-                k,
-                v,
+                k.view(seen),
+                v.view(seen),
                 kernels.scratch,
-                self._attended_words,
+                self._attended_words.view(seen),
             )
         if self._torch_plan is not None:
             spec = kernels.spec
