@@ -16,6 +16,7 @@ from punica_kernels.words import words
 Array = np.ndarray[Any, Any]
 
 _TOKENS_OF_OVERHEAD = 2  # what it costs to read an adapter's rows, in tokens
+_MIN_PART_TOKENS = 2  # for fewer a second thread costs more than it brings
 _MIN_TILE_ROWS = 24  # smaller ones widen an adapter's rows too often
 
 
@@ -29,8 +30,7 @@ class LoraSegments:
         self._arena = lora.arena
         self._scratch = scratch
         short, self._long = split_by_length(lora.plan, max_tokens=numba_lora.MAX_TOKENS)
-        fields = [(one.start, one.num_tokens, one.lora_index) for one in short]
-        self._segments = np.array(fields, dtype=np.int64).reshape(-1, 3)
+        self._segments = plan_lora_segments(short, num_threads=num_threads)
         self._starts = balanced_starts(self._segments[:, 1] + _TOKENS_OF_OVERHEAD, num_threads)
         is_one = len(self._segments) <= 1
         self._add = numba_lora.add_segments_serially if is_one else numba_lora.add_segments
@@ -69,6 +69,19 @@ def scratch_len(arena: Arena) -> int:
         max_rank=max_rank,
     )
     return max(short, numba_sgmv.scratch_len(in_features=in_features, max_rank=max_rank))
+
+
+def plan_lora_segments(segments: Sequence[Segment], *, num_threads: int) -> Array:
+    """Return [n, 3] int64 for numba_lora: cut where there are fewer segments than threads."""
+    parts_each = max(1, num_threads // max(1, len(segments)))
+    parts = [
+        (segment.start + start, stop - start, segment.lora_index)
+        for segment in segments
+        for start, stop in even_cuts(
+            segment.num_tokens, max(1, min(parts_each, segment.num_tokens // _MIN_PART_TOKENS))
+        )
+    ]
+    return np.array(parts, dtype=np.int64).reshape(-1, 3)
 
 
 def plan_lora_tiles(segments: Sequence[Segment], *, num_threads: int) -> Array:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.model.cpu_lora import plan_lora_tiles
+from engine.model.cpu_lora import plan_lora_segments, plan_lora_tiles
 from engine.model.inputs import ChunkInput
 from engine.model.prefill_tiles import plan_prefill_tiles
 from engine.model.shares import balanced_starts
@@ -76,6 +76,25 @@ def test_each_token_of_a_long_segment_is_in_one_tile_of_its_adapter(runs, num_th
     assert owners == {
         token: one.lora_index for one in segments for token in range(one.start, one.stop)
     }
+
+
+@given(lengths=st.lists(st.integers(1, 8), max_size=5), num_threads=threads)
+def test_short_segments_are_cut_only_where_threads_would_have_none(lengths, num_threads):
+    starts = [sum(lengths[:place]) for place in range(len(lengths))]
+    segments = [
+        Segment(start=start, num_tokens=length, lora_index=place)
+        for place, (start, length) in enumerate(zip(starts, lengths, strict=True))
+    ]
+    parts = plan_lora_segments(segments, num_threads=num_threads).tolist()
+    owners = [owner for _, length, owner in parts for _ in range(length)]
+    assert owners == [one.lora_index for one in segments for _ in range(one.num_tokens)]
+    assert [start for start, _, _ in parts] == [
+        sum(length for _, length, _ in parts[:place]) for place in range(len(parts))
+    ]
+    if 2 * len(segments) > num_threads:
+        assert len(parts) == len(segments)
+    elif lengths and min(lengths) >= 2 * num_threads:
+        assert len(parts) == len(segments) * (num_threads // len(segments))
 
 
 @pytest.mark.parametrize(("num_tokens", "num_threads"), [(128, 2), (256, 2), (300, 2), (512, 4)])
