@@ -4,6 +4,7 @@ A *pair* is two neighbours along the depth, so the left factor is read as it lie
 a column's pairs where numba_panels holds its elements. Sums are fp32.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -12,10 +13,12 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from punica_kernels.numba_dots import BF16_PAIRS, LANES, ROWS, BFloat, add_dots
-from punica_kernels.numba_vectors import data_of, load, spread_over, vector_at
+from punica_kernels.numba_vectors import data_of, fma, load, spread_over, vector_at
 
 _PAIR, _INDEX = ir.IntType(32), ir.IntType(64)
 _SUMS = ir.VectorType(ir.FloatType(), LANES)
+_BF16 = ir.VectorType(BFloat(), LANES)
+_PAIRED = [half * LANES + lane for lane in range(LANES) for half in range(2)]
 
 
 @intrinsic(prefer_literal=True)
@@ -62,12 +65,7 @@ def multiply_pairs(
                 builder.store(first, sums[row, j])
         with cgutils.for_range(builder, args[9], intp=_INDEX) as loop:
             b_row = builder.gep(b_ptr, [builder.mul(loop.index, args[8])])
-            parts = {
-                j: builder.bitcast(
-                    builder.load(vector_at(builder, b_row, j, LANES), align=4), BF16_PAIRS
-                )
-                for j in columns
-            }
+            parts = {j: _pairs_at(builder, b_row, j) for j in columns}
             for row, place in enumerate(a_rows):
                 factor = builder.load(builder.gep(place, [loop.index]))
                 factors = builder.bitcast(spread_over(builder, factor, LANES), BF16_PAIRS)
@@ -80,6 +78,149 @@ def multiply_pairs(
         return context.get_dummy_value()
 
     return signature, codegen
+
+
+@intrinsic
+def multiply_rows(
+    _context: Any, c: Any, c0: Any, c_stride: Any, a: Any, a0: Any, a_stride: Any, num_a: Any,
+    b: Any, b0: Any, b_stride: Any, num_b: Any, depth: Any
+) -> Any:  # fmt: skip
+    """c[i, j] = Σ_k a[i, k] · b[j, k] for ROWS rows of each, which lie row after row.
+
+    c             flat fp32; row i begins at c0 + i * c_stride
+    a, b          contiguous pairs of any shape; row i begins at its offset + i * its stride
+    num_a, num_b  how many rows there are; where fewer than ROWS, the last one is taken again
+    depth         how many pairs of k there are, a multiple of LANES
+    """
+    signature = types.void(
+        c, c0, c_stride, a, a0, a_stride, num_a, b, b0, b_stride, num_b, depth
+    )  # fmt: skip
+
+    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
+        a_rows, b_rows = (
+            _rows_there_are(
+                builder,
+                data_of(context, builder, sig.args[n], args[n], _PAIR),
+                args[n + 1 : n + 3],
+                args[n + 3],
+            )
+            for n in (3, 7)
+        )
+        c_ptr = data_of(context, builder, sig.args[0], args[0])
+        sums = [cgutils.alloca_once(builder, _SUMS) for _ in range(ROWS * ROWS)]
+        for place in sums:
+            builder.store(ir.Constant(_SUMS, [0.0] * LANES), place)
+        step = ir.Constant(_INDEX, LANES)
+        with cgutils.for_range(builder, builder.udiv(args[11], step), intp=_INDEX) as loop:
+            k = builder.mul(loop.index, step)
+            a_parts, b_parts = (
+                [_pairs_at(builder, builder.gep(row, [k]), 0) for row in rows]
+                for rows in (a_rows, b_rows)
+            )
+            for n, place in enumerate(sums):
+                a_part, b_part = a_parts[n // ROWS], b_parts[n % ROWS]
+                builder.store(add_dots(builder, builder.load(place), a_part, b_part), place)
+        totals = _totals(builder, [builder.load(place) for place in sums])
+        for i in range(ROWS):
+            offset = builder.add(args[1], builder.mul(args[2], ir.Constant(_INDEX, i)))
+            row = _lanes(builder, totals, totals, range(i * ROWS, (i + 1) * ROWS))
+            place = vector_at(builder, builder.gep(c_ptr, [offset]), 0, ROWS)
+            builder.store(row, place, align=4)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
+def add_products(
+    _context: Any, y: Any, y0: Any, y_stride: Any, v: Any, v0: Any, v_stride: Any, num_rows: Any,
+    b: Any, b0: Any, depth: Any
+) -> Any:  # fmt: skip
+    """y[r, j] = round(y[r, j] + Σ_k v[r, k] · b[k, j]) for ROWS rows and LANES pairs of columns.
+
+    y         contiguous pairs of any shape; row r begins at y0 + r * y_stride
+    v         flat fp32; row r begins at v0 + r * v_stride
+    num_rows  how many there are; where fewer than ROWS, the last one is taken again
+    b         flat fp32: wide rows of numba_pairs, one after another from b0 on
+    depth     how many k there are
+    """
+    signature = types.void(y, y0, y_stride, v, v0, v_stride, num_rows, b, b0, depth)
+
+    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
+        y_rows, v_rows = (
+            _rows_there_are(
+                builder,
+                data_of(context, builder, sig.args[n], args[n], kind),
+                args[n + 1 : n + 3],
+                args[6],
+            )
+            for n, kind in ((0, _PAIR), (3, ir.FloatType()))
+        )
+        b_ptr = builder.gep(data_of(context, builder, sig.args[7], args[7]), [args[8]])
+        sums = {}
+        for row, place in enumerate(y_rows):
+            pairs = builder.load(vector_at(builder, place, 0, LANES), align=4)
+            firsts = builder.shl(pairs, ir.Constant(pairs.type, [16] * LANES))
+            seconds = builder.and_(pairs, ir.Constant(pairs.type, [0xFFFF0000] * LANES))
+            for half, bits in enumerate((firsts, seconds)):
+                sums[row, half] = cgutils.alloca_once(builder, _SUMS)
+                builder.store(builder.bitcast(bits, _SUMS), sums[row, half])
+        with cgutils.for_range(builder, args[9], intp=_INDEX) as loop:
+            wide = builder.gep(b_ptr, [builder.mul(loop.index, ir.Constant(_INDEX, 2 * LANES))])
+            parts = [load(builder, wide, half * LANES, LANES) for half in range(2)]
+            for row, place in enumerate(v_rows):
+                factor = builder.load(builder.gep(place, [loop.index]))
+                factors = spread_over(builder, factor, LANES)
+                for half, part in enumerate(parts):
+                    total = fma(builder, factors, part, builder.load(sums[row, half]))
+                    builder.store(total, sums[row, half])
+        for row, place in enumerate(y_rows):
+            firsts, seconds = (
+                builder.fptrunc(builder.load(sums[row, half]), _BF16) for half in range(2)
+            )
+            words = _lanes(builder, firsts, seconds, _PAIRED)
+            pairs = builder.bitcast(words, ir.VectorType(_PAIR, LANES))
+            builder.store(pairs, vector_at(builder, place, 0, LANES), align=4)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+def _rows_there_are(builder: ir.IRBuilder, data: Any, place: Any, num_rows: Any) -> list[Any]:
+    """Return the addresses of ROWS rows; the last one there is stands in for the rest.
+
+    `place` is the first one's offset, and a stride.
+    """
+    last = builder.sub(num_rows, ir.Constant(_INDEX, 1))
+    numbers = [ir.Constant(_INDEX, row) for row in range(ROWS)]
+    found = [builder.select(builder.icmp_signed("<", n, last), n, last) for n in numbers]
+    return [builder.gep(data, [builder.add(place[0], builder.mul(place[1], n))]) for n in found]
+
+
+def _totals(builder: ir.IRBuilder, vectors: list[Any]) -> Any:
+    """Return the sums of LANES vectors' lanes as one vector, in their order."""
+    while len(vectors) > 1:
+        vectors = [
+            builder.fadd(
+                _lanes(builder, a, b, range(0, 2 * LANES, 2)),
+                _lanes(builder, a, b, range(1, 2 * LANES, 2)),
+            )
+            for a, b in zip(vectors[::2], vectors[1::2], strict=True)
+        ]
+    return vectors[0]
+
+
+def _lanes(builder: ir.IRBuilder, a: Any, b: Any, numbers: Sequence[int]) -> Any:
+    """Return some lanes of two vectors, b's counted after a's."""
+    kind = ir.VectorType(ir.IntType(32), len(numbers))
+    return builder.shuffle_vector(a, b, ir.Constant(kind, list(numbers)))
+
+
+def _pairs_at(builder: ir.IRBuilder, ptr: Any, offset: int) -> Any:
+    """Return LANES pairs as add_dots takes them."""
+    return builder.bitcast(
+        builder.load(vector_at(builder, ptr, offset, LANES), align=4), BF16_PAIRS
+    )
 
 
 @intrinsic

@@ -1,17 +1,21 @@
 """Segmented LoRA over long segments on a CPU: an adapter's rows against tiles of tokens.
 
 What numba_lora does for segments of few tokens, where reading the rows is what costs, this does for
-long ones, where the products are (SGMV; Chen et al., "Punica", 2023).
+long ones, where the products are (SGMV; Chen et al., "Punica", 2023). Pairs of bf16 are shrunk as
+they lie where numba_dots runs; v is fp32, so that what it meets is widened everywhere.
 """
 
 from typing import Any
 
 import numpy as np
-from numba import prange
+from numba import prange, types
 from numba.extending import overload
 
 from punica_kernels.arena import ModuleSpec
+from punica_kernels.numba_bf16_panels import add_products, multiply_rows
 from punica_kernels.numba_both import in_parallel
+from punica_kernels.numba_dots import LANES, problem
+from punica_kernels.numba_dots import ROWS as DOT_ROWS
 from punica_kernels.numba_floats import FAST_SUMS
 from punica_kernels.numba_pairs import add_into, elements_of, spread
 from punica_kernels.numba_panels import (
@@ -24,7 +28,9 @@ from punica_kernels.numba_panels import (
 )
 
 MAX_TILE_ROWS = 96
+_PANELS_AT_ONCE = 4  # of columns, so that a row of y is met in longer pieces
 _ROOM = 8  # rows more than a tile's, for the last of its groups; above ROWS and TURNED_ROWS
+assert TURNED_ROWS == DOT_ROWS, "either way v has the same stride"
 
 
 def takes(module: ModuleSpec) -> bool:
@@ -37,7 +43,7 @@ def scratch_len(*, in_features: int, max_rank: int) -> int:
     """Return the fp32 elements that a thread works in: see _add_tile."""
     rows, rank = MAX_TILE_ROWS + _ROOM, max_rank + TURNED_ROWS
     inputs = (rows + TURNED_ROWS) * in_features
-    return inputs + rows * rank + (rank + ROWS) * PANEL_COLUMNS
+    return inputs + rows * rank + (_PANELS_AT_ONCE * rank + ROWS) * PANEL_COLUMNS
 
 
 def _add_tiles(y, x, a, b, row0s, ranks, scales, column0s, tiles, tile_starts, scratch):
@@ -47,7 +53,7 @@ def _add_tiles(y, x, a, b, row0s, ranks, scales, column0s, tiles, tile_starts, s
     tile_starts  [num_threads + 1]: which tiles a thread takes
     scratch      [num_threads, scratch_len] fp32
 
-    The others are numba_lora's. All arithmetic is fp32, y is rounded once.
+    The others are numba_lora's. Sums are fp32, y is rounded once.
     """
     for thread in prange(tile_starts.shape[0] - 1):
         for i in range(tile_starts[thread], tile_starts[thread + 1]):
@@ -67,46 +73,119 @@ def _add_tile_in_kernel(
 ):
     def add_tile(y, x, a, b, row0s, ranks, scales, column0s, mine, start, num_tokens, lora_index):
         per = elements_of(y)
-        depth, row0 = a.shape[2] * per, row0s[lora_index]
-        a0 = (num_tokens + TURNED_ROWS - 1) // TURNED_ROWS * TURNED_ROWS * depth
-        v0 = a0 + TURNED_ROWS * depth
-        mine[num_tokens * depth : v0] = np.float32(0.0)
-        for t in range(num_tokens):
-            spread(x[start + t], mine[t * depth : (t + 1) * depth])
+        row0 = row0s[lora_index]
+        v0 = _take_inputs(x, start, num_tokens, mine)
         for s in range(a.shape[0]):
             rank, scale = ranks[s, lora_index], scales[s, lora_index]
             # v is [num_tokens, v_stride], and a little more.
             v_stride = (rank + TURNED_ROWS - 1) // TURNED_ROWS * TURNED_ROWS
             b0 = v0 + (num_tokens + _ROOM) * v_stride
-            sums0 = b0 + rank * PANEL_COLUMNS
-            for r in range(0, rank, TURNED_ROWS):
-                num_rows = min(TURNED_ROWS, rank - r)
-                for more in range(num_rows):
-                    wide = mine[a0 + more * depth : a0 + (more + 1) * depth]
-                    spread(a[s, row0 + r + more], wide)
-                for t in range(0, num_tokens, TURNED_ROWS):
-                    multiply_turned(
-                        mine, v0 + t * v_stride + r, v_stride, mine, t * depth, depth,
-                        mine, a0, depth, depth,
-                    )  # fmt: skip
+            _shrink(x, start, num_tokens, a, s, row0, rank, mine, v0, v_stride)
             v = mine[v0 : v0 + num_tokens * v_stride]
             for i in range(v.shape[0]):
                 v[i] *= scale
             step = PANEL_COLUMNS // per
-            for column in range(column0s[s], column0s[s + 1] if rank > 0 else 0, step):
-                for r in range(rank):
-                    wide = mine[b0 + r * PANEL_COLUMNS : b0 + (r + 1) * PANEL_COLUMNS]
-                    spread(b[row0 + r, column : column + step], wide)
-                for t in range(0, num_tokens, ROWS):
-                    multiply(
-                        mine, sums0, PANEL_COLUMNS, mine, v0 + t * v_stride, v_stride,
-                        mine, b0, PANEL_COLUMNS, rank, False,
-                    )  # fmt: skip
-                    for more in range(min(ROWS, num_tokens - t)):
-                        sums = mine[sums0 + more * PANEL_COLUMNS :]
-                        add_into(y[start + t + more, column : column + step], sums[:PANEL_COLUMNS])
+            stop = column0s[s + 1] if rank > 0 else column0s[s]
+            for column in range(column0s[s], stop, step * _PANELS_AT_ONCE):
+                num_panels = min(_PANELS_AT_ONCE, (stop - column) // step)
+                for p in range(num_panels):
+                    for r in range(rank):
+                        wide0, c0 = b0 + (p * rank + r) * PANEL_COLUMNS, column + p * step
+                        wide = mine[wide0 : wide0 + PANEL_COLUMNS]
+                        spread(b[row0 + r, c0 : c0 + step], wide)
+                _expand(y, start, num_tokens, column, num_panels, mine, v0, v_stride, b0, rank)
 
     return add_tile
+
+
+def _take_inputs(*_arguments: Any) -> int:
+    """Widen a tile's inputs, if _shrink needs that; return where the scratch is free."""
+    raise NotImplementedError("runs in numba kernels only")
+
+
+@overload(_take_inputs, inline="always")
+def _take_inputs_in_kernel(x, start, num_tokens, mine):
+    def widened(x, start, num_tokens, mine):
+        depth = x.shape[1] * elements_of(x)
+        a0 = (num_tokens + TURNED_ROWS - 1) // TURNED_ROWS * TURNED_ROWS * depth
+        mine[num_tokens * depth : a0 + TURNED_ROWS * depth] = np.float32(0.0)
+        for t in range(num_tokens):
+            spread(x[start + t], mine[t * depth : (t + 1) * depth])
+        return a0 + TURNED_ROWS * depth
+
+    return (lambda x, start, num_tokens, mine: 0) if _has_dots(x) else widened
+
+
+def _shrink(*_arguments: Any) -> None:
+    """v[t, r] = x[start + t] · a[s, row0 + r], and a little more in every direction."""
+    raise NotImplementedError("runs in numba kernels only")
+
+
+@overload(_shrink, inline="always")
+def _shrink_in_kernel(x, start, num_tokens, a, s, row0, rank, mine, v0, v_stride):
+    def by_dots(x, start, num_tokens, a, s, row0, rank, mine, v0, v_stride):
+        depth = x.shape[1]
+        a0 = (s * a.shape[1] + row0) * depth
+        for t in range(0, num_tokens, DOT_ROWS):
+            for r in range(0, rank, DOT_ROWS):
+                multiply_rows(
+                    mine, v0 + t * v_stride + r, v_stride,
+                    x, (start + t) * depth, depth, num_tokens - t,
+                    a, a0 + r * depth, depth, rank - r, depth,
+                )  # fmt: skip
+
+    def in_fp32(x, start, num_tokens, a, s, row0, rank, mine, v0, v_stride):
+        depth = x.shape[1] * elements_of(x)
+        a0 = v0 - TURNED_ROWS * depth
+        for r in range(0, rank, TURNED_ROWS):
+            for more in range(min(TURNED_ROWS, rank - r)):
+                wide = mine[a0 + more * depth : a0 + (more + 1) * depth]
+                spread(a[s, row0 + r + more], wide)
+            for t in range(0, num_tokens, TURNED_ROWS):
+                multiply_turned(
+                    mine, v0 + t * v_stride + r, v_stride, mine, t * depth, depth,
+                    mine, a0, depth, depth,
+                )  # fmt: skip
+
+    return by_dots if _has_dots(x) else in_fp32
+
+
+def _expand(*_arguments: Any) -> None:
+    """y[start + t, columns of a panel] += v[t] · b, rounded once."""
+    raise NotImplementedError("runs in numba kernels only")
+
+
+@overload(_expand, inline="always")
+def _expand_in_kernel(y, start, num_tokens, column, num_panels, mine, v0, v_stride, b0, rank):
+    def by_pairs(y, start, num_tokens, column, num_panels, mine, v0, v_stride, b0, rank):
+        width = y.shape[1]
+        for t in range(0, num_tokens, DOT_ROWS):
+            place = (start + t) * width + column
+            for p in range(num_panels):
+                add_products(
+                    y, place + p * LANES, width, mine, v0 + t * v_stride, v_stride,
+                    num_tokens - t, mine, b0 + p * rank * PANEL_COLUMNS, rank,
+                )  # fmt: skip
+
+    def in_fp32(y, start, num_tokens, column, num_panels, mine, v0, v_stride, b0, rank):
+        step, sums0 = PANEL_COLUMNS // elements_of(y), b0 + num_panels * rank * PANEL_COLUMNS
+        for t in range(0, num_tokens, ROWS):
+            for p in range(num_panels):
+                multiply(
+                    mine, sums0, PANEL_COLUMNS, mine, v0 + t * v_stride, v_stride,
+                    mine, b0 + p * rank * PANEL_COLUMNS, PANEL_COLUMNS, rank, False,
+                )  # fmt: skip
+                c0 = column + p * step
+                for more in range(min(ROWS, num_tokens - t)):
+                    sums = mine[sums0 + more * PANEL_COLUMNS :]
+                    add_into(y[start + t + more, c0 : c0 + step], sums[:PANEL_COLUMNS])
+
+    return by_pairs if _has_dots(y) else in_fp32
+
+
+def _has_dots(x: types.Array) -> bool:
+    """Say whether rows of this type are multiplied as they lie."""
+    return bool(x.dtype == types.uint32 and x.layout == "C" and problem() is None)
 
 
 add_tiles = in_parallel(_add_tiles)

@@ -5,7 +5,12 @@ import pytest
 import torch
 from numba import njit
 
-from punica_kernels.numba_bf16_panels import multiply_pairs, word_of
+from punica_kernels.numba_bf16_panels import (
+    add_products,
+    multiply_pairs,
+    multiply_rows,
+    word_of,
+)
 from punica_kernels.numba_dots import LANES, ROWS, problem
 from punica_kernels.words import PAIRS, words
 
@@ -25,6 +30,17 @@ def run_multiply(c, c_stride, a, a_stride, b, b_stride, depth):
 @njit
 def run_added_multiply(c, c_stride, a, a_stride, b, b_stride, depth):
     multiply_pairs(c, 1, c_stride, a, 2, a_stride, b, 3, b_stride, depth, 2, True)
+
+
+@njit
+def run_multiply_rows(c, a, num_a, b, num_b):
+    depth = a.shape[1]
+    multiply_rows(c, 0, ROWS, a, depth, depth, num_a, b, 0, depth, num_b, depth)
+
+
+@njit
+def run_add_products(y, v, num_rows, b, depth):
+    add_products(y, y.shape[1], y.shape[1], v, 0, depth, num_rows, b, 0, depth)
 
 
 @njit
@@ -66,3 +82,32 @@ def test_a_word_is_what_torch_rounds_to():
     out = np.zeros(len(values), dtype=np.uint16)
     run_word_of(values.numpy(), out)
     np.testing.assert_array_equal(out, words(values.to(torch.bfloat16)))
+
+
+@pytest.mark.parametrize(("num_a", "num_b"), [(4, 4), (9, 2), (1, 3)])
+def test_rows_of_pairs_are_multiplied_and_none_beyond_the_last_is_read(num_a, num_b):
+    generator = torch.Generator().manual_seed(num_a)
+    a, b = (torch.randn(12, 96, generator=generator).to(torch.bfloat16) for _ in range(2))
+    expected = a[1 : 1 + num_a].double() @ b[:num_b].double().T
+    a[0], a[1 + num_a :], b[num_b:] = torch.nan, torch.nan, torch.nan
+    c = np.full((ROWS, ROWS), np.nan, dtype=np.float32)
+    run_multiply_rows(c.reshape(-1), words(a).view(PAIRS), num_a, words(b).view(PAIRS), num_b)
+    height, width = min(num_a, ROWS), min(num_b, ROWS)
+    got = c[:height, :width]
+    np.testing.assert_allclose(got, expected[:height, :width], rtol=1e-5, atol=1e-5)
+    assert np.isfinite(c).all()
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 7])
+def test_products_are_added_to_the_rows_there_are_and_rounded_once(num_rows):
+    generator = torch.Generator().manual_seed(num_rows)
+    depth, columns = 5, 2 * LANES
+    y = torch.randn(9, columns, generator=generator).to(torch.bfloat16)
+    v = torch.randn(num_rows, depth, generator=generator)
+    b = torch.randn(depth, columns, generator=generator).to(torch.bfloat16)
+    expected, stop = y.double(), 1 + min(num_rows, ROWS)
+    expected[1:stop] += v[: stop - 1].double() @ b.double()
+    wide = torch.cat([b[:, ::2], b[:, 1::2]], dim=1).float()
+    flats = v.numpy().reshape(-1), num_rows, wide.numpy().reshape(-1)
+    run_add_products(words(y).view(PAIRS), *flats, depth)
+    torch.testing.assert_close(y.double(), expected, rtol=2**-8, atol=1e-6)

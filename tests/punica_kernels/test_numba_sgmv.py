@@ -10,7 +10,7 @@ from punica_kernels.words import words
 
 pytestmark = pytest.mark.slow  # numba compiles for each format
 
-MODULE = ModuleSpec(name="qkv", group="attention", in_features=96, slice_out_features=(96, 32, 64))
+MODULE = ModuleSpec(name="qkv", group="attention", in_features=96, slice_out_features=(160, 32, 64))
 NUM_ROWS = 40
 TILES = [(3, 1, 0), (4, MAX_TILE_ROWS, 1), (100, 23, 0), (130, 5, 2)]
 NUM_TOKENS = 140
@@ -32,7 +32,7 @@ def test_tiles_add_what_the_definition_says_and_touch_nothing_else(dtype: torch.
     arena.b("qkv").fill_(torch.nan)
     generator = torch.Generator().manual_seed(0)
     x = torch.full((NUM_TOKENS, 96), torch.nan, dtype=dtype)
-    y = torch.randn(NUM_TOKENS, 192, generator=generator).to(dtype)
+    y = torch.randn(NUM_TOKENS, MODULE.out_features, generator=generator).to(dtype)
     expected = y.double()
     for lora_index, ranks in enumerate(RANKS):
         span = Span(row0=1 + 17 * lora_index if lora_index < 2 else 36, num_rows=max(ranks[0]))
