@@ -65,7 +65,7 @@ def multiply_pairs(
                 builder.store(first, sums[row, j])
         with cgutils.for_range(builder, args[9], intp=_INDEX) as loop:
             b_row = builder.gep(b_ptr, [builder.mul(loop.index, args[8])])
-            parts = {j: _pairs_at(builder, b_row, j) for j in columns}
+            parts = {j: pairs_at(builder, b_row, j) for j in columns}
             for row, place in enumerate(a_rows):
                 factor = builder.load(builder.gep(place, [loop.index]))
                 factors = builder.bitcast(spread_over(builder, factor, LANES), BF16_PAIRS)
@@ -98,7 +98,7 @@ def multiply_rows(
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
         a_rows, b_rows = (
-            _rows_there_are(
+            rows_there_are(
                 builder,
                 data_of(context, builder, sig.args[n], args[n], _PAIR),
                 args[n + 1 : n + 3],
@@ -114,16 +114,16 @@ def multiply_rows(
         with cgutils.for_range(builder, builder.udiv(args[11], step), intp=_INDEX) as loop:
             k = builder.mul(loop.index, step)
             a_parts, b_parts = (
-                [_pairs_at(builder, builder.gep(row, [k]), 0) for row in rows]
+                [pairs_at(builder, builder.gep(row, [k]), 0) for row in rows]
                 for rows in (a_rows, b_rows)
             )
             for n, place in enumerate(sums):
                 a_part, b_part = a_parts[n // ROWS], b_parts[n % ROWS]
                 builder.store(add_dots(builder, builder.load(place), a_part, b_part), place)
-        totals = _totals(builder, [builder.load(place) for place in sums])
+        totals = totals_of(builder, [builder.load(place) for place in sums])
         for i in range(ROWS):
             offset = builder.add(args[1], builder.mul(args[2], ir.Constant(_INDEX, i)))
-            row = _lanes(builder, totals, totals, range(i * ROWS, (i + 1) * ROWS))
+            row = lanes_of(builder, totals, totals, range(i * ROWS, (i + 1) * ROWS))
             place = vector_at(builder, builder.gep(c_ptr, [offset]), 0, ROWS)
             builder.store(row, place, align=4)
         return context.get_dummy_value()
@@ -148,7 +148,7 @@ def add_products(
 
     def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
         y_rows, v_rows = (
-            _rows_there_are(
+            rows_there_are(
                 builder,
                 data_of(context, builder, sig.args[n], args[n], kind),
                 args[n + 1 : n + 3],
@@ -160,11 +160,9 @@ def add_products(
         sums = {}
         for row, place in enumerate(y_rows):
             pairs = builder.load(vector_at(builder, place, 0, LANES), align=4)
-            firsts = builder.shl(pairs, ir.Constant(pairs.type, [16] * LANES))
-            seconds = builder.and_(pairs, ir.Constant(pairs.type, [0xFFFF0000] * LANES))
-            for half, bits in enumerate((firsts, seconds)):
+            for half, wide in enumerate(widen_pairs(builder, pairs)):
                 sums[row, half] = cgutils.alloca_once(builder, _SUMS)
-                builder.store(builder.bitcast(bits, _SUMS), sums[row, half])
+                builder.store(wide, sums[row, half])
         with cgutils.for_range(builder, args[9], intp=_INDEX) as loop:
             wide = builder.gep(b_ptr, [builder.mul(loop.index, ir.Constant(_INDEX, 2 * LANES))])
             parts = [load(builder, wide, half * LANES, LANES) for half in range(2)]
@@ -175,48 +173,61 @@ def add_products(
                     total = fma(builder, factors, part, builder.load(sums[row, half]))
                     builder.store(total, sums[row, half])
         for row, place in enumerate(y_rows):
-            firsts, seconds = (
-                builder.fptrunc(builder.load(sums[row, half]), _BF16) for half in range(2)
-            )
-            words = _lanes(builder, firsts, seconds, _PAIRED)
-            pairs = builder.bitcast(words, ir.VectorType(_PAIR, LANES))
+            pairs = round_to_pairs(builder, *(builder.load(sums[row, half]) for half in range(2)))
             builder.store(pairs, vector_at(builder, place, 0, LANES), align=4)
         return context.get_dummy_value()
 
     return signature, codegen
 
 
-def _rows_there_are(builder: ir.IRBuilder, data: Any, place: Any, num_rows: Any) -> list[Any]:
-    """Return the addresses of ROWS rows; the last one there is stands in for the rest.
+def rows_there_are(
+    builder: ir.IRBuilder, data: Any, place: Any, num_rows: Any, count: int = ROWS
+) -> list[Any]:
+    """Return the addresses of `count` rows; the last one there is stands in for the rest.
 
     `place` is the first one's offset, and a stride.
     """
     last = builder.sub(num_rows, ir.Constant(_INDEX, 1))
-    numbers = [ir.Constant(_INDEX, row) for row in range(ROWS)]
+    numbers = [ir.Constant(_INDEX, row) for row in range(count)]
     found = [builder.select(builder.icmp_signed("<", n, last), n, last) for n in numbers]
     return [builder.gep(data, [builder.add(place[0], builder.mul(place[1], n))]) for n in found]
 
 
-def _totals(builder: ir.IRBuilder, vectors: list[Any]) -> Any:
+def widen_pairs(builder: ir.IRBuilder, pairs: Any) -> tuple[Any, Any]:
+    """Return the first elements of LANES pairs, and the second ones, in fp32."""
+    firsts = builder.shl(pairs, ir.Constant(pairs.type, [16] * LANES))
+    seconds = builder.and_(pairs, ir.Constant(pairs.type, [0xFFFF0000] * LANES))
+    return builder.bitcast(firsts, _SUMS), builder.bitcast(seconds, _SUMS)
+
+
+def round_to_pairs(builder: ir.IRBuilder, firsts: Any, seconds: Any) -> Any:
+    """Return LANES pairs of what is rounded to nearest even; denormals become zero."""
+    words = lanes_of(
+        builder, builder.fptrunc(firsts, _BF16), builder.fptrunc(seconds, _BF16), _PAIRED
+    )
+    return builder.bitcast(words, ir.VectorType(_PAIR, LANES))
+
+
+def totals_of(builder: ir.IRBuilder, vectors: list[Any]) -> Any:
     """Return the sums of LANES vectors' lanes as one vector, in their order."""
     while len(vectors) > 1:
         vectors = [
             builder.fadd(
-                _lanes(builder, a, b, range(0, 2 * LANES, 2)),
-                _lanes(builder, a, b, range(1, 2 * LANES, 2)),
+                lanes_of(builder, a, b, range(0, 2 * LANES, 2)),
+                lanes_of(builder, a, b, range(1, 2 * LANES, 2)),
             )
             for a, b in zip(vectors[::2], vectors[1::2], strict=True)
         ]
     return vectors[0]
 
 
-def _lanes(builder: ir.IRBuilder, a: Any, b: Any, numbers: Sequence[int]) -> Any:
+def lanes_of(builder: ir.IRBuilder, a: Any, b: Any, numbers: Sequence[int]) -> Any:
     """Return some lanes of two vectors, b's counted after a's."""
     kind = ir.VectorType(ir.IntType(32), len(numbers))
     return builder.shuffle_vector(a, b, ir.Constant(kind, list(numbers)))
 
 
-def _pairs_at(builder: ir.IRBuilder, ptr: Any, offset: int) -> Any:
+def pairs_at(builder: ir.IRBuilder, ptr: Any, offset: int) -> Any:
     """Return LANES pairs as add_dots takes them."""
     return builder.bitcast(
         builder.load(vector_at(builder, ptr, offset, LANES), align=4), BF16_PAIRS

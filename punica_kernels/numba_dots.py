@@ -5,6 +5,7 @@ products to a lane (Intel, "bfloat16 Hardware Numerics Definition", 2018; AMD's 
 Denormals count as zero.
 """
 
+from functools import cache
 from typing import Any
 
 import numba
@@ -13,14 +14,15 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from punica_kernels.numba_vectors import data_of, spread_over, sum_of
+from punica_kernels.numba_vectors import data_of, spread_over
 
 ROWS = 4  # with four vectors each, sixteen sums: enough to hide the instruction's latency
 LANES = 16
 PANEL_COLUMNS = 64
-LINE_PAIRS = 16  # of a cache line
+LINE_BYTES = 64  # of the cache
+LINE_PAIRS = LINE_BYTES // 4
+PIECE_LINES = 16  # that are fetched from one address on
 
-_CHAINS = 4  # sums of a single dot product that don't wait for each other
 _OLDEST_LLVM = 17  # earlier ones take the instruction's operands as integers
 _WORD, _PAIR, _FLOAT, _INDEX = ir.IntType(16), ir.IntType(32), ir.FloatType(), ir.IntType(64)
 
@@ -47,6 +49,7 @@ BF16_PAIRS = ir.VectorType(BFloat(), 2 * LANES)
 _BF16 = ir.VectorType(BFloat(), LANES)
 
 
+@cache
 def problem() -> str | None:
     """Say in words what keeps these loops from running, or from being worth it; None: nothing."""
     if binding.llvm_version_info[0] < _OLDEST_LLVM:
@@ -68,7 +71,7 @@ def problem() -> str | None:
 def multiply_panel(
     _context: Any, out: Any, out0: Any, out_stride: Any, initial: Any, column: Any, x: Any,
     x0: Any, depth: Any, num_rows: Any, panel: Any, panel0: Any, ahead0: Any, ahead_step: Any,
-    num_vectors: Any, num_lines: Any
+    pieces: Any, piece: Any, last_piece: Any, layer: Any, num_vectors: Any, num_lines: Any
 ) -> Any:  # fmt: skip
     """out[r, j] = round(initial[j] + Σ_k x[r, k] · panel[k, j]) for ROWS rows or fewer.
 
@@ -79,12 +82,15 @@ def multiply_panel(
     panel        flat pairs, PANEL_COLUMNS for each pair of k; the first begins at panel0
     ahead0       of `panel`: with each pair of k some lines are asked for, from here on in steps of
                  `ahead_step`, to be read soon
+    pieces       [num_pieces, 2] int64 or none: the address of PIECE_LINES lines in layer 0, and the
+                 bytes from one layer to the next. With num_lines 0, one line of them is asked for
+                 with each pair of k, from `piece` on and never beyond `last_piece`
     num_vectors  a literal: how many times LANES columns
-    num_lines    a literal: how many lines are asked for
+    num_lines    a literal: how many lines are asked for, from ahead0 on
     """
     signature = types.void(
         out, out0, out_stride, initial, column, x, x0, depth, num_rows, panel, panel0, ahead0,
-        ahead_step, num_vectors, num_lines,
+        ahead_step, pieces, piece, last_piece, layer, num_vectors, num_lines,
     )  # fmt: skip
     if not all(isinstance(one, types.IntegerLiteral) for one in (num_vectors, num_lines)):
         return None
@@ -119,7 +125,11 @@ def multiply_panel(
             offset = builder.mul(loop.index, ir.Constant(_INDEX, PANEL_COLUMNS))
             weights = builder.gep(panel_ptr, [offset])
             ahead = builder.gep(ahead_ptr, [builder.mul(loop.index, args[12])])
-            _ask_for(builder, ahead, num_lines.literal_value)
+            ask_for_lines(builder, ahead, num_lines.literal_value)
+            if num_lines.literal_value == 0:
+                piece_ptr = data_of(context, builder, sig.args[13], args[13], _INDEX)
+                line = _line_of_piece(builder, piece_ptr, args[14:17], loop.index)
+                ask_for_lines(builder, line, 1)
             parts = {
                 j: builder.bitcast(
                     builder.load(_vector(builder, weights, j, _PAIRS), align=4), BF16_PAIRS
@@ -162,7 +172,7 @@ def _round(builder: ir.IRBuilder, values: Any) -> Any:
     return builder.bitcast(builder.call(rounded, [values]), _WORDS)
 
 
-def _ask_for(builder: ir.IRBuilder, ptr: Any, num_lines: int) -> None:
+def ask_for_lines(builder: ir.IRBuilder, ptr: Any, num_lines: int) -> None:
     """Prefetch some lines into the second-level cache."""
     byte, number = ir.IntType(8), ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), number, number, number])
@@ -173,49 +183,14 @@ def _ask_for(builder: ir.IRBuilder, ptr: Any, num_lines: int) -> None:
         builder.call(hint, [builder.bitcast(place, byte.as_pointer()), *flags])
 
 
-@intrinsic
-def dot_rows(_context: Any, x: Any, a: Any) -> Any:
-    """x · a for two contiguous rows of pairs, as many as a multiple of LANES."""
-
-    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
-        x_row, a_row = (
-            data_of(context, builder, kind, row, _PAIR)
-            for kind, row in zip(sig.args, args, strict=True)
-        )
-        view = cgutils.create_struct_proxy(sig.args[0])(context, builder, args[0])
-        (length,) = cgutils.unpack_tuple(builder, view.shape, 1)
-        sums = [cgutils.alloca_once(builder, _SUMS) for _ in range(_CHAINS)]
-        for one in sums:
-            builder.store(ir.Constant(_SUMS, [0.0] * LANES), one)
-
-        def add(place: Any, chain: int) -> None:
-            x_part, a_part = (
-                builder.bitcast(
-                    builder.load(
-                        _vector(builder, builder.gep(row, [place]), chain * LANES, _PAIRS), align=4
-                    ),
-                    BF16_PAIRS,
-                )
-                for row in (x_row, a_row)
-            )
-            total = add_dots(builder, builder.load(sums[chain]), x_part, a_part)
-            builder.store(total, sums[chain])
-
-        stride = ir.Constant(_INDEX, _CHAINS * LANES)
-        whole = builder.mul(builder.sdiv(length, stride), stride)
-        with cgutils.for_range_slice(builder, ir.Constant(_INDEX, 0), whole, stride, _INDEX) as (
-            place,
-            _,
-        ):
-            for chain in range(_CHAINS):
-                add(place, chain)
-        with cgutils.for_range_slice(
-            builder, whole, length, ir.Constant(_INDEX, LANES), _INDEX
-        ) as (place, _):
-            add(place, 0)
-        total = builder.load(sums[0])
-        for one in sums[1:]:
-            total = builder.fadd(total, builder.load(one))
-        return sum_of(builder, total)
-
-    return types.float32(x, a), codegen
+def _line_of_piece(builder: ir.IRBuilder, pieces: Any, place: Any, k: Any) -> Any:
+    """Return the address of line k, counted from a piece on; `place` is multiply_panel's."""
+    piece, last_piece, layer = place
+    lines = ir.Constant(_INDEX, PIECE_LINES)
+    number = builder.add(piece, builder.udiv(k, lines))
+    number = builder.select(builder.icmp_signed("<", number, last_piece), number, last_piece)
+    row = builder.gep(pieces, [builder.mul(number, ir.Constant(_INDEX, 2))])
+    per_layer = builder.load(builder.gep(row, [ir.Constant(_INDEX, 1)]))
+    offset = builder.mul(builder.urem(k, lines), ir.Constant(_INDEX, LINE_BYTES))
+    address = builder.add(builder.load(row), builder.add(builder.mul(layer, per_layer), offset))
+    return builder.inttoptr(address, _PAIR.as_pointer())

@@ -1,6 +1,7 @@
 """Segmented LoRA on a CPU: each adapter's rows are read once, all slices of a module in one call.
 
-For segments of few tokens, where reading the rows is what costs; numba_sgmv takes longer ones.
+For segments of few tokens, where reading the rows is what costs, of any widths and formats;
+numba_bgmv takes those that it can, and numba_sgmv longer ones.
 """
 
 from typing import Any
@@ -15,7 +16,7 @@ from punica_kernels.numba_pairs import (
     add_into,
     add_scaled,
     ask_for,
-    dot_of,
+    dot,
     elements_of,
     spread,
 )
@@ -90,7 +91,7 @@ def _add_segment_in_kernel(
                 if r < ranks[s, next_lora_index]:
                     ask_for(a[s, next_row0 + r])
                 for t in range(num_tokens):
-                    v[s, t, r] = dot_of(x[start + t], wide_x[t], a_row) * scale
+                    v[s, t, r] = dot(wide_x[t], a_row) * scale
         # A row of b lies in one piece for all slices, so they are taken side by side.
         for r in range(0, max_rank, _ROWS_AT_ONCE):
             row = row0 + r

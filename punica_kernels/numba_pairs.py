@@ -18,7 +18,6 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-from punica_kernels.numba_dots import LANES, dot_rows, problem
 from punica_kernels.numba_floats import float_of_bits, narrow, round_to_bf16, widen
 
 _HIGH_HALF = np.uint32(0xFFFF0000)
@@ -90,22 +89,6 @@ def _dot(wide, row):
         return total
 
     return pairs if row.dtype == types.uint32 else single
-
-
-def dot_of(row: Any, wide: Any, other: Any) -> Any:
-    """Return row · other; `wide` is `row` in fp32, for CPUs that can't multiply bf16."""
-    raise NotImplementedError("runs in numba kernels only")
-
-
-@overload(dot_of, inline="always")
-def _dot_of(row, wide, other):
-    def by_dots(row, wide, other):
-        return dot_rows(row, other) if row.shape[0] % LANES == 0 else dot(wide, other)
-
-    def in_fp32(row, wide, other):
-        return dot(wide, other)
-
-    return by_dots if row.dtype == types.uint32 and problem() is None else in_fp32
 
 
 def add_scaled(wide: Any, factor: Any, row: Any) -> None:

@@ -4,6 +4,7 @@ Long chunks of a model whose heads aren't whole panels are left to torch's atten
 segments of LoRA in a module that isn't to its products.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,13 @@ from engine.model.attention import attend_into, plan_attention
 from engine.model.attention_units import plan_units
 from engine.model.cpu_lora import LoraSegments
 from engine.model.inputs import LoraStep, StepInputs
+from engine.model.linear import BaseLinear
 from engine.model.panel_linear import PanelLinear
 from engine.model.prefill_tiles import plan_prefill_tiles
+from engine.model.read_ahead import ReadAhead
 from engine.model.rotary import RotaryTable
 from engine.model.spec import ModelSpec
-from punica_kernels import numba_dots, numba_prefill, numba_rows
+from punica_kernels import numba_dots, numba_linear, numba_prefill, numba_rows
 from punica_kernels.arena import Arena
 from punica_kernels.numba_attention import HeadShape, attention_kernels
 from punica_kernels.words import PAIRS, words
@@ -129,6 +132,19 @@ class NumbaStep:
             self._lora = LoraSegments(
                 lora, num_threads=kernels.num_threads, scratch=kernels.lora_scratch(lora.arena)
             )
+
+        self._ahead: Mapping[str, ReadAhead] = {}
+        if self._lora is not None and num_tokens > numba_linear.MAX_ROWS_OF_READING:
+            self._ahead = self._lora.read_ahead()
+
+    def product(
+        self, linear: BaseLinear, x: torch.Tensor, *, module: str, layer: int
+    ) -> torch.Tensor:
+        """Multiply, and fetch meanwhile what the module's adapters will be read from."""
+        ahead = self._ahead.get(module)
+        if ahead is None or not isinstance(linear, PanelLinear):
+            return linear.product(x)
+        return linear.product(x, ahead=ahead, layer=layer)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Norm each row."""

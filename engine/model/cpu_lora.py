@@ -7,8 +7,9 @@ import numpy as np
 import torch
 
 from engine.model.inputs import LoraStep
+from engine.model.read_ahead import ReadAhead, lora_rows
 from engine.model.shares import balanced_starts, even_cuts
-from punica_kernels import cpu, numba_lora, numba_sgmv
+from punica_kernels import cpu, numba_bgmv, numba_lora, numba_sgmv
 from punica_kernels.arena import Arena
 from punica_kernels.plan import Segment, split_by_length
 from punica_kernels.words import words
@@ -27,14 +28,17 @@ class LoraSegments:
     """
 
     def __init__(self, lora: LoraStep, *, num_threads: int, scratch: Array) -> None:
-        self._arena = lora.arena
+        self._arena = arena = lora.arena
         self._scratch = scratch
         short, self._long = split_by_length(lora.plan, max_tokens=numba_lora.MAX_TOKENS)
         self._segments = plan_lora_segments(short, num_threads=num_threads)
         self._starts = balanced_starts(self._segments[:, 1] + _TOKENS_OF_OVERHEAD, num_threads)
-        is_one = len(self._segments) <= 1
-        self._add = numba_lora.add_segments_serially if is_one else numba_lora.add_segments
-        self._tiled = {one.name for one in lora.arena.modules if numba_sgmv.takes(one)}
+        self._add, self._add_rows = numba_lora.add_segments, numba_bgmv.add_rows
+        if len(self._segments) <= 1:
+            self._add = numba_lora.add_segments_serially
+            self._add_rows = numba_bgmv.add_rows_serially
+        self._by_rows = {one.name for one in arena.modules if numba_bgmv.takes(one, arena.dtype)}
+        self._tiled = {one.name for one in arena.modules if numba_sgmv.takes(one)}
         segments = self._long.segments if self._long else ()
         self._tiles = plan_lora_tiles(segments, num_threads=num_threads)
         self._tile_starts = balanced_starts(self._tiles[:, 1] + _TOKENS_OF_OVERHEAD, num_threads)
@@ -46,7 +50,8 @@ class LoraSegments:
         kind = views[0].dtype  # words, or pairs of them
         y_words, x_words = words(y).view(kind), words(x).view(kind)
         if len(self._segments) > 0:
-            self._add(y_words, x_words, *views, self._segments, self._starts, self._scratch)
+            add = self._add_rows if module in self._by_rows else self._add
+            add(y_words, x_words, *views, self._segments, self._starts, self._scratch)
         if self._long is None:
             return
         if module in self._tiled:
@@ -55,6 +60,14 @@ class LoraSegments:
             )
         else:
             cpu.add_lora(y, x, arena=arena, module=module, layer=layer, plan=self._long)
+
+    def read_ahead(self) -> dict[str, ReadAhead]:
+        """Return by module what the short segments will read: most of it comes from memory."""
+        if len(self._segments) == 0:
+            return {}
+        indices = self._segments[:, 2]
+        inner = [module.name for module in self._arena.modules if module.num_layers is None]
+        return {name: lora_rows(self._arena, name, indices, self._starts) for name in inner}
 
 
 def scratch_len(arena: Arena) -> int:

@@ -47,19 +47,19 @@ class DecoderLayer:
         Without adapters in the step no LoRA call is made.
         """
         weights, layer = self.weights, self._index
-        qkv = weights.qkv.product(x)
+        qkv = step.product(weights.qkv, x, module="qkv", layer=layer)
         if has_lora:
             step.add_lora(qkv, x, module="qkv", layer=layer)
         x = step.attend(qkv, layer=layer, qk_norm=weights.qk_norm)
-        y = weights.o.product(x)
+        y = step.product(weights.o, x, module="o", layer=layer)
         if has_lora:
             step.add_lora(y, x, module="o", layer=layer)
         x = step.add_rms_norm(residual, y, weights.post_attention_norm)
-        gate_up = weights.gate_up.product(x)
+        gate_up = step.product(weights.gate_up, x, module="gate_up", layer=layer)
         if has_lora:
             step.add_lora(gate_up, x, module="gate_up", layer=layer)
         x = step.silu_mul(gate_up)
-        y = weights.down.product(x)
+        y = step.product(weights.down, x, module="down", layer=layer)
         if has_lora:
             step.add_lora(y, x, module="down", layer=layer)
         return step.add_rms_norm(residual, y, next_norm)

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from engine.model.linear import PackedLinear, PrepackedLinear
+from engine.model.read_ahead import NOTHING, ReadAhead
 from engine.model.shares import even_cuts
 from punica_kernels import numba_linear
 from punica_kernels.numba_dots import PANEL_COLUMNS
@@ -19,7 +20,7 @@ class PanelLinear:
     `over` is the only way in; a weight that isn't in panels has none.
     """
 
-    __slots__ = ("_initial", "_packed", "_panels", "_starts", "num_bytes")
+    __slots__ = ("_initial", "_no_pieces", "_packed", "_panels", "_starts", "num_bytes")
 
     def __init__(self, packed: PrepackedLinear, panels: np.ndarray[Any, Any], width: int) -> None:
         self._packed = packed  # owns what `panels` looks at
@@ -29,6 +30,7 @@ class PanelLinear:
         num_units = width // numba_linear.UNIT_COLUMNS
         cuts = even_cuts(num_units, min(torch.get_num_threads(), num_units))
         self._starts = np.array([0, *(stop for _, stop in cuts)], dtype=np.int64)
+        self._no_pieces = np.zeros_like(self._starts)
         self.num_bytes = packed.num_bytes
 
     @classmethod
@@ -48,10 +50,20 @@ class PanelLinear:
             return None
         return cls(packed, panels, width)
 
-    def product(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x Wᵀ + bias."""
+    def product(
+        self, x: torch.Tensor, *, ahead: ReadAhead = NOTHING, layer: int = 0
+    ) -> torch.Tensor:
+        """Return x Wᵀ + bias; fetch meanwhile what will be read in `layer`, if there is time."""
+        piece_starts = ahead.starts if len(ahead.starts) == len(self._starts) else self._no_pieces
         out = torch.empty((x.shape[0], len(self._initial)), dtype=torch.bfloat16)
         numba_linear.multiply(
-            words(x).view(PAIRS), self._panels, self._initial, self._starts, words(out)
+            words(x).view(PAIRS),
+            self._panels,
+            self._initial,
+            self._starts,
+            words(out),
+            ahead.pieces,
+            piece_starts,
+            layer,
         )
         return out

@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from engine.kvcache.storage import KVStorage
 from engine.model.attention import attend, plan_attention
 from engine.model.inputs import LoraStep, StepInputs
-from engine.model.linear import LayOver
+from engine.model.linear import BaseLinear, LayOver
 from engine.model.rotary import RotaryTable
 from engine.model.spec import ModelSpec
 from punica_kernels.dispatch import add_lora
@@ -22,6 +22,11 @@ class KernelStep(Protocol):
     """The kernels of one step. Results may live in buffers that the next call of the same method
     overwrites; a caller uses them at once.
     """
+
+    def product(
+        self, linear: BaseLinear, x: torch.Tensor, *, module: str, layer: int
+    ) -> torch.Tensor:
+        """Return the base product of x, which is `module`'s in `layer`."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Return x / rms(x) · weight for x [num_tokens, hidden]; x is unchanged."""
@@ -109,6 +114,12 @@ class PlainStep:
         self._kv = kv
         self._attention = plan_attention(inputs.chunks, kv)
         self._lora = lora
+
+    def product(
+        self, linear: BaseLinear, x: torch.Tensor, *, module: str, layer: int
+    ) -> torch.Tensor:
+        """Multiply, whatever the module."""
+        return linear.product(x)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Norm each row."""

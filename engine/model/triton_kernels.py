@@ -10,6 +10,7 @@ import torch
 
 from engine.kvcache.storage import KVStorage
 from engine.model.inputs import ChunkInput, LoraStep, StepInputs
+from engine.model.linear import BaseLinear
 from engine.model.rotary import RotaryTable
 from engine.model.spec import ModelSpec
 from punica_kernels.attention_tiles import PagedPlan, plan_attention
@@ -143,6 +144,12 @@ class TritonStep:
         self._kv_slots = kv_slots
         self._plan = plan
         self._lora = lora
+
+    def product(
+        self, linear: BaseLinear, x: torch.Tensor, *, module: str, layer: int
+    ) -> torch.Tensor:
+        """Multiply, whatever the module."""
+        return linear.product(x)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Norm each row."""
