@@ -16,6 +16,7 @@ from torch import Tensor
 from engine.sampling.adjustments import adjust
 from engine.sampling.filters import keep_min_p, keep_top_k, keep_top_p
 from engine.sampling.inverse import invert
+from engine.sampling.largest import largest
 from engine.sampling.logprobs import pack_logprobs, unpack_logprobs
 from engine.sampling.noise import uniform
 from engine.sampling.row import SamplingRow
@@ -71,16 +72,15 @@ def _choose(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
 
     As [num_rows] int64: _NONE where the largest logit isn't finite.
     """
-    best = logits.max(dim=-1)  # values carry a NaN from anywhere in the row
-    token_ids = best.indices
+    values, token_ids = largest(logits)
     drawn = [i for i, row in enumerate(rows) if not row.is_greedy]
     if 0 < len(drawn) < len(rows):
         index = upload(drawn, dtype=torch.int64, device=logits.device)  # [num_drawn]
-        shifted = logits[index] - best.values[index].unsqueeze(-1)
+        shifted = logits[index] - values[index].unsqueeze(-1)
         token_ids = token_ids.index_copy(0, index, _draw(shifted, [rows[i] for i in drawn]))
     elif drawn:
-        token_ids = _draw(logits - best.values.unsqueeze(-1), rows)
-    return token_ids.where(best.values.isfinite(), _NONE)
+        token_ids = _draw(logits - values.unsqueeze(-1), rows)
+    return token_ids.where(values.isfinite(), _NONE)
 
 
 def _draw(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
