@@ -19,13 +19,13 @@ from engine.model.inputs import LoraStep, StepInputs
 from engine.model.linear import BaseLinear
 from engine.model.panel_linear import PanelLinear
 from engine.model.prefill_tiles import plan_prefill_tiles
-from engine.model.read_ahead import ReadAhead
+from engine.model.read_ahead import NOTHING, ReadAhead
 from engine.model.rotary import RotaryTable
 from engine.model.spec import ModelSpec
 from punica_kernels import numba_dots, numba_linear, numba_prefill, numba_rows
 from punica_kernels.arena import Arena
 from punica_kernels.numba_attention import HeadShape, attention_kernels
-from punica_kernels.words import PAIRS, words
+from punica_kernels.words import PAIRS, Seen, seen, words
 
 Array = np.ndarray[Any, Any]
 
@@ -60,6 +60,8 @@ class NumbaKernels:
         self._dtype = rotary.dtype
         self.no_norm = words(torch.zeros((0, 0), dtype=self._dtype))
         self._buffers: dict[str, torch.Tensor] = {}
+        self._views: dict[str, Seen] = {}
+        self._weights: dict[int, Seen] = {}
         self._kv: KVStorage | None = None
         self._flat_kv: list[tuple[Array, Array]] = []
         self._lora_scratch = np.zeros((num_threads, 0), dtype=np.float32)
@@ -68,12 +70,23 @@ class NumbaKernels:
         """Plan the step's units; nothing is wiped, since nothing unwritten is read."""
         return NumbaStep(self, inputs, kv, lora)
 
-    def buffer(self, name: str, num_rows: int, width: int) -> torch.Tensor:
+    def buffer(self, name: str, num_rows: int, width: int) -> Seen:
         """Return [num_rows, width] of a buffer that is kept from step to step."""
+        view = self._views.get(name)
+        if view is not None and view.tensor.shape[0] == num_rows:
+            return view
         found = self._buffers.get(name)
         if found is None or found.shape[0] < num_rows:
             found = self._buffers[name] = torch.empty((num_rows, width), dtype=self._dtype)
-        return found[:num_rows]
+        view = self._views[name] = seen(found[:num_rows])
+        return view
+
+    def weight(self, weight: torch.Tensor) -> Array:
+        """Return the words of a weight, which lives as long as the decoder."""
+        found = self._weights.get(id(weight))
+        if found is None:
+            found = self._weights[id(weight)] = seen(weight)
+        return found.words
 
     def flat_kv(self, kv: KVStorage) -> list[tuple[Array, Array]]:
         """Return K and V of each layer, flat."""
@@ -118,13 +131,17 @@ class NumbaStep:
         elif long_chunks:
             self._torch_plan = plan_attention(long_chunks, kv)
         self._normed = kernels.buffer("normed", num_tokens, spec.hidden)
-        self._normed_words = words(self._normed)
         self._attended = kernels.buffer("attended", num_tokens, spec.q_features)
-        self._attended_words = words(self._attended)
         self._inner = kernels.buffer("inner", num_tokens, spec.intermediate)
-        self._inner_words = words(self._inner)
+        kv_features = spec.num_kv_heads * spec.head_dim
+        qkv = kernels.buffer("qkv", num_tokens, spec.q_features + 2 * kv_features)
+        gate_up = kernels.buffer("gate_up", num_tokens, 2 * spec.intermediate)
+        y = kernels.buffer("y", num_tokens, spec.hidden)
+        self._products = {"qkv": qkv, "o": y, "gate_up": gate_up, "down": y}
+        kept = (self._normed, self._attended, self._inner, qkv, gate_up, y)
+        self._kept = {id(one.tensor): one for one in kept}
         self._norm, self._add_norm = numba_rows.rms_norm, numba_rows.add_rms_norm
-        if self._normed.numel() < _MIN_PARALLEL_ELEMENTS:
+        if self._normed.words.size < _MIN_PARALLEL_ELEMENTS:
             self._norm = numba_rows.rms_norm_serially
             self._add_norm = numba_rows.add_rms_norm_serially
         self._lora = None
@@ -132,7 +149,6 @@ class NumbaStep:
             self._lora = LoraSegments(
                 lora, num_threads=kernels.num_threads, scratch=kernels.lora_scratch(lora.arena)
             )
-
         self._ahead: Mapping[str, ReadAhead] = {}
         if self._lora is not None and num_tokens > numba_linear.MAX_ROWS_OF_READING:
             self._ahead = self._lora.read_ahead()
@@ -141,24 +157,30 @@ class NumbaStep:
         self, linear: BaseLinear, x: torch.Tensor, *, module: str, layer: int
     ) -> torch.Tensor:
         """Multiply, and fetch meanwhile what the module's adapters will be read from."""
-        ahead = self._ahead.get(module)
-        if ahead is None or not isinstance(linear, PanelLinear):
+        if not isinstance(linear, PanelLinear):
             return linear.product(x)
-        return linear.product(x, ahead=ahead, layer=layer)
+        out, ahead = self._products[module], self._ahead.get(module, NOTHING)
+        linear.multiply(self._seen(x).pairs, out.words, ahead=ahead, layer=layer)
+        return out.tensor
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Norm each row."""
-        self._norm(words(x), words(weight), self._kernels.eps, self._normed_words)
-        return self._normed
+        kernels = self._kernels
+        # It is the residual, which every layer comes back to.
+        self._kept[id(x)] = residual = seen(x)
+        self._norm(residual.words, kernels.weight(weight), kernels.eps, self._normed.words)
+        return self._normed.tensor
 
     def add_rms_norm(
         self, residual: torch.Tensor, y: torch.Tensor, weight: torch.Tensor
     ) -> torch.Tensor:
         """Add and norm each row, in one pass."""
+        kernels = self._kernels
+        residual_words, y_words = self._seen(residual).words, self._seen(y).words
         self._add_norm(
-            words(residual), words(y), words(weight), self._kernels.eps, self._normed_words
+            residual_words, y_words, kernels.weight(weight), kernels.eps, self._normed.words
         )
-        return self._normed
+        return self._normed.tensor
 
     def attend(
         self, qkv: torch.Tensor, *, layer: int, qk_norm: torch.Tensor | None
@@ -166,8 +188,8 @@ class NumbaStep:
         """Turn q and k in place, then attend: short chunks by units, long ones in tiles."""
         kernels, units = self._kernels, self._units
         k, v = self._flat_kv[layer]
-        norm = kernels.no_norm if qk_norm is None else words(qk_norm)
-        qkv_words = words(qkv)
+        norm = kernels.no_norm if qk_norm is None else kernels.weight(qk_norm)
+        qkv_words = self._seen(qkv).words
         place = (self._positions, self._kv_slots, kernels.cos, kernels.sin, norm, kernels.eps, k, v)
         if len(units.turned_rows):
             kernels.attention.rotate(qkv_words, units.turned_rows, *place)
@@ -182,34 +204,38 @@ class NumbaStep:
                 kernels.scratch,
                 self._partials,
                 units.joins,
-                self._attended_words,
+                self._attended.words,
             )
         if self._tiles is not None:
             assert kernels.prefill is not None, "tiles are its own"
-            seen = kernels.prefill_dtype
+            kind = kernels.prefill_dtype
             kernels.prefill(
-                qkv_words.view(seen),
+                qkv_words.view(kind),
                 self._tiles.tiles,
                 self._tiles.tile_starts,
                 self._tiles.block_tables,
                 self._kv.block_size,
-                k.view(seen),
-                v.view(seen),
+                k.view(kind),
+                v.view(kind),
                 kernels.scratch,
-                self._attended_words.view(seen),
+                self._attended.words.view(kind),
             )
         if self._torch_plan is not None:
             spec = kernels.spec
             q = qkv[:, : spec.q_features].view(-1, spec.num_heads, spec.head_dim)
-            attend_into(self._attended.view_as(q), q, self._kv, layer, self._torch_plan)
-        return self._attended
+            attend_into(self._attended.tensor.view_as(q), q, self._kv, layer, self._torch_plan)
+        return self._attended.tensor
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Multiply the halves."""
-        numba_rows.silu_mul(words(gate_up), self._inner_words)
-        return self._inner
+        numba_rows.silu_mul(self._seen(gate_up).words, self._inner.words)
+        return self._inner.tensor
 
     def add_lora(self, y: torch.Tensor, x: torch.Tensor, *, module: str, layer: int) -> None:
         """Add each segment's adapter to y, in place."""
         assert self._lora is not None, "the step carries adapters"
-        self._lora.add(y, x, module=module, layer=layer)
+        self._lora.add(self._seen(y), self._seen(x), module=module, layer=layer)
+
+    def _seen(self, tensor: torch.Tensor) -> Seen:
+        """Return a tensor's memory, known already if it is one of the step's own."""
+        return self._kept.get(id(tensor)) or seen(tensor)

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from engine.model.inputs import LoraStep
 from engine.model.read_ahead import ReadAhead, lora_rows
@@ -12,7 +11,7 @@ from engine.model.shares import balanced_starts, even_cuts
 from punica_kernels import cpu, numba_bgmv, numba_lora, numba_sgmv
 from punica_kernels.arena import Arena
 from punica_kernels.plan import Segment, split_by_length
-from punica_kernels.words import words
+from punica_kernels.words import PAIRS, Seen
 
 Array = np.ndarray[Any, Any]
 
@@ -43,12 +42,12 @@ class LoraSegments:
         self._tiles = plan_lora_tiles(segments, num_threads=num_threads)
         self._tile_starts = balanced_starts(self._tiles[:, 1] + _TOKENS_OF_OVERHEAD, num_threads)
 
-    def add(self, y: torch.Tensor, x: torch.Tensor, *, module: str, layer: int) -> None:
+    def add(self, y: Seen, x: Seen, *, module: str, layer: int) -> None:
         """Add each segment's adapter to y, in place."""
         arena = self._arena
         views = arena.views(module, layer)
-        kind = views[0].dtype  # words, or pairs of them
-        y_words, x_words = words(y).view(kind), words(x).view(kind)
+        in_pairs = views[0].dtype == PAIRS
+        y_words, x_words = (y.pairs, x.pairs) if in_pairs else (y.words, x.words)
         if len(self._segments) > 0:
             add = self._add_rows if module in self._by_rows else self._add
             add(y_words, x_words, *views, self._segments, self._starts, self._scratch)
@@ -59,7 +58,9 @@ class LoraSegments:
                 y_words, x_words, *views, self._tiles, self._tile_starts, self._scratch
             )
         else:
-            cpu.add_lora(y, x, arena=arena, module=module, layer=layer, plan=self._long)
+            cpu.add_lora(
+                y.tensor, x.tensor, arena=arena, module=module, layer=layer, plan=self._long
+            )
 
     def read_ahead(self) -> dict[str, ReadAhead]:
         """Return by module what the short segments will read: most of it comes from memory."""

@@ -11,7 +11,7 @@ from engine.model.read_ahead import NOTHING, ReadAhead
 from engine.model.shares import even_cuts
 from punica_kernels import numba_linear
 from punica_kernels.numba_dots import PANEL_COLUMNS
-from punica_kernels.words import PAIRS, words
+from punica_kernels.words import PAIRS, Words, words
 
 
 class PanelLinear:
@@ -50,20 +50,26 @@ class PanelLinear:
             return None
         return cls(packed, panels, width)
 
-    def product(
-        self, x: torch.Tensor, *, ahead: ReadAhead = NOTHING, layer: int = 0
-    ) -> torch.Tensor:
-        """Return x Wᵀ + bias; fetch meanwhile what will be read in `layer`, if there is time."""
-        piece_starts = ahead.starts if len(ahead.starts) == len(self._starts) else self._no_pieces
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x Wᵀ + bias."""
         out = torch.empty((x.shape[0], len(self._initial)), dtype=torch.bfloat16)
+        self.multiply(words(x).view(PAIRS), words(out))
+        return out
+
+    def multiply(self, x: Words, out: Words, *, ahead: ReadAhead = NOTHING, layer: int = 0) -> None:
+        """Put x Wᵀ + bias into out; fetch meanwhile what is read in `layer`, if there is time.
+
+        x    [num_tokens, in / 2] pairs
+        out  [num_tokens, out] words of bf16
+        """
+        fits = len(ahead.starts) == len(self._starts)
         numba_linear.multiply(
-            words(x).view(PAIRS),
+            x,
             self._panels,
             self._initial,
             self._starts,
-            words(out),
+            out,
             ahead.pieces,
-            piece_starts,
+            ahead.starts if fits else self._no_pieces,
             layer,
         )
-        return out

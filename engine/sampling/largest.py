@@ -16,7 +16,7 @@ def largest(logits: Tensor) -> tuple[Tensor, Tensor]:
     if logits.device.type != "cpu" or vocab % _PART != 0:
         found = logits.max(dim=-1)
         return found.values, found.indices
-    parts = logits.unflatten(-1, (-1, _PART))
+    parts = logits.view(num_rows, vocab // _PART, _PART)
     best = parts.amax(dim=-1).max(dim=-1)
     inside = parts[torch.arange(num_rows), best.indices].argmax(dim=-1)
     return best.values, best.indices * _PART + inside
