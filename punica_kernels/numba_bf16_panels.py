@@ -12,7 +12,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from punica_kernels.numba_dots import BF16_PAIRS, LANES, ROWS, BFloat, add_dots
+from punica_kernels.numba_dots import BF16_PAIRS, LANES, ROWS, BFloat, add_dots, ask_for_lines
 from punica_kernels.numba_vectors import data_of, fma, load, spread_over, vector_at
 
 _PAIR, _INDEX = ir.IntType(32), ir.IntType(64)
@@ -158,6 +158,10 @@ def add_products(
         )
         b_ptr = builder.gep(data_of(context, builder, sig.args[7], args[7]), [args[8]])
         sums = {}
+        for place in y_rows:
+            # Other threads have just written y, and its rows lie far apart.
+            soon = builder.mul(args[2], ir.Constant(_INDEX, ROWS))
+            ask_for_lines(builder, builder.gep(place, [soon]), 1)
         for row, place in enumerate(y_rows):
             pairs = builder.load(vector_at(builder, place, 0, LANES), align=4)
             for half, wide in enumerate(widen_pairs(builder, pairs)):
