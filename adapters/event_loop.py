@@ -5,6 +5,8 @@ import gc
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from adapters import time_slices
+
 T = TypeVar("T")
 
 
@@ -16,6 +18,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     """
     gc.collect()
     gc.freeze()
+    time_slices.wait_for_others()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(main)
 

@@ -14,6 +14,7 @@ import msgspec
 import torch
 import zmq
 
+from adapters import time_slices
 from engine.assembly import build_core, describe, load_for
 from engine.config import EngineConfig
 from engine.core import EngineCore
@@ -95,6 +96,7 @@ def main() -> None:
     parser.add_argument("--commands", required=True, help="zmq address to connect to")
     parser.add_argument("--events", required=True, help="zmq address to connect to")
     arguments = parser.parse_args()
+    time_slices.take_turns_as_usual()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 

@@ -12,10 +12,11 @@ from numba import prange, types
 from numba.extending import overload
 
 from punica_kernels.arena import ModuleSpec
-from punica_kernels.numba_bf16_panels import add_products, multiply_rows
+from punica_kernels.numba_bf16_panels import multiply_rows
 from punica_kernels.numba_both import in_parallel
 from punica_kernels.numba_dots import LANES, problem
 from punica_kernels.numba_dots import ROWS as DOT_ROWS
+from punica_kernels.numba_expand import add_expanded
 from punica_kernels.numba_floats import FAST_SUMS
 from punica_kernels.numba_pairs import add_into, elements_of, spread
 from punica_kernels.numba_panels import (
@@ -72,7 +73,6 @@ def _add_tile_in_kernel(
     y, x, a, b, row0s, ranks, scales, column0s, mine, start, num_tokens, lora_index
 ):
     def add_tile(y, x, a, b, row0s, ranks, scales, column0s, mine, start, num_tokens, lora_index):
-        per = elements_of(y)
         row0 = row0s[lora_index]
         v0 = _take_inputs(x, start, num_tokens, mine)
         for s in range(a.shape[0]):
@@ -84,16 +84,11 @@ def _add_tile_in_kernel(
             v = mine[v0 : v0 + num_tokens * v_stride]
             for i in range(v.shape[0]):
                 v[i] *= scale
-            step = PANEL_COLUMNS // per
-            stop = column0s[s + 1] if rank > 0 else column0s[s]
-            for column in range(column0s[s], stop, step * _PANELS_AT_ONCE):
-                num_panels = min(_PANELS_AT_ONCE, (stop - column) // step)
-                for p in range(num_panels):
-                    for r in range(rank):
-                        wide0, c0 = b0 + (p * rank + r) * PANEL_COLUMNS, column + p * step
-                        wide = mine[wide0 : wide0 + PANEL_COLUMNS]
-                        spread(b[row0 + r, c0 : c0 + step], wide)
-                _expand(y, start, num_tokens, column, num_panels, mine, v0, v_stride, b0, rank)
+            if rank > 0:
+                _expand(
+                    y, start, num_tokens, column0s[s], column0s[s + 1], b, row0, rank,
+                    mine, v0, v_stride, b0,
+                )  # fmt: skip
 
     return add_tile
 
@@ -151,36 +146,52 @@ def _shrink_in_kernel(x, start, num_tokens, a, s, row0, rank, mine, v0, v_stride
 
 
 def _expand(*_arguments: Any) -> None:
-    """y[start + t, columns of a panel] += v[t] · b, rounded once."""
+    """y[start + t, columns of a slice] += v[t] · b[row0 : row0 + rank], rounded once."""
     raise NotImplementedError("runs in numba kernels only")
 
 
 @overload(_expand, inline="always")
-def _expand_in_kernel(y, start, num_tokens, column, num_panels, mine, v0, v_stride, b0, rank):
-    def by_pairs(y, start, num_tokens, column, num_panels, mine, v0, v_stride, b0, rank):
+def _expand_in_kernel(
+    y, start, num_tokens, column, stop, b, row0, rank, mine, v0, v_stride, free0
+):  # fmt: skip
+    def by_pairs(y, start, num_tokens, column, stop, b, row0, rank, mine, v0, v_stride, free0):
+        # Columns within rows, so that y is met along its rows; b stays in the second-level cache.
         width = y.shape[1]
+        whole = column + (stop - column) // (2 * LANES) * (2 * LANES)
         for t in range(0, num_tokens, DOT_ROWS):
-            place = (start + t) * width + column
-            for p in range(num_panels):
-                add_products(
-                    y, place + p * LANES, width, mine, v0 + t * v_stride, v_stride,
-                    num_tokens - t, mine, b0 + p * rank * PANEL_COLUMNS, rank,
+            y0, b0, left = (start + t) * width, row0 * width, num_tokens - t
+            for c in range(column, whole, 2 * LANES):
+                add_expanded(
+                    y, y0 + c, width, mine, v0 + t * v_stride, v_stride, left,
+                    b, b0 + c, width, rank, 2,
+                )  # fmt: skip
+            if whole < stop:
+                add_expanded(
+                    y, y0 + whole, width, mine, v0 + t * v_stride, v_stride, left,
+                    b, b0 + whole, width, rank, 1,
                 )  # fmt: skip
 
-    def in_fp32(y, start, num_tokens, column, num_panels, mine, v0, v_stride, b0, rank):
-        step, sums0 = PANEL_COLUMNS // elements_of(y), b0 + num_panels * rank * PANEL_COLUMNS
-        for t in range(0, num_tokens, ROWS):
+    def in_fp32(y, start, num_tokens, column, stop, b, row0, rank, mine, v0, v_stride, free0):
+        step = PANEL_COLUMNS // elements_of(y)
+        for first in range(column, stop, step * _PANELS_AT_ONCE):
+            num_panels = min(_PANELS_AT_ONCE, (stop - first) // step)
             for p in range(num_panels):
-                multiply(
-                    mine, sums0, PANEL_COLUMNS, mine, v0 + t * v_stride, v_stride,
-                    mine, b0 + p * rank * PANEL_COLUMNS, PANEL_COLUMNS, rank, False,
-                )  # fmt: skip
-                c0 = column + p * step
-                for more in range(min(ROWS, num_tokens - t)):
-                    sums = mine[sums0 + more * PANEL_COLUMNS :]
-                    add_into(y[start + t + more, c0 : c0 + step], sums[:PANEL_COLUMNS])
+                for r in range(rank):
+                    wide0, c0 = free0 + (p * rank + r) * PANEL_COLUMNS, first + p * step
+                    spread(b[row0 + r, c0 : c0 + step], mine[wide0 : wide0 + PANEL_COLUMNS])
+            sums0 = free0 + num_panels * rank * PANEL_COLUMNS
+            for t in range(0, num_tokens, ROWS):
+                for p in range(num_panels):
+                    multiply(
+                        mine, sums0, PANEL_COLUMNS, mine, v0 + t * v_stride, v_stride,
+                        mine, free0 + p * rank * PANEL_COLUMNS, PANEL_COLUMNS, rank, False,
+                    )  # fmt: skip
+                    c0 = first + p * step
+                    for more in range(min(ROWS, num_tokens - t)):
+                        sums = mine[sums0 + more * PANEL_COLUMNS :]
+                        add_into(y[start + t + more, c0 : c0 + step], sums[:PANEL_COLUMNS])
 
-    return by_pairs if _has_dots(y) else in_fp32
+    return by_pairs if _has_dots(y) and b.layout == "C" else in_fp32
 
 
 def _has_dots(x: types.Array) -> bool:

@@ -2,17 +2,19 @@
 
 import asyncio
 import gc
+import os
 import sys
 
 import pytest
 
-from adapters import event_loop
+from adapters import event_loop, time_slices
 
 
 @pytest.fixture(autouse=True)
-def unfrozen():
+def as_before():
     yield
     gc.unfreeze()
+    time_slices.take_turns_as_usual()
 
 
 async def name_of_loop() -> str:
@@ -42,3 +44,13 @@ def test_what_main_raises_comes_through():
 
     with pytest.raises(ValueError, match="no"):
         event_loop.run(fail())
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="this system has one policy only")
+def test_the_loop_waits_for_busy_threads():
+    async def policy() -> int:
+        return os.sched_getscheduler(0)
+
+    assert event_loop.run(policy()) == os.SCHED_BATCH
+    time_slices.take_turns_as_usual()
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER

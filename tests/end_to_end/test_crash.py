@@ -67,6 +67,13 @@ def core_pid_of(server) -> int:
     return core
 
 
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="this system has one policy only")
+def test_servers_wait_for_the_core_and_not_the_core_for_them(server):
+    servers = (server.process.pid, server.pids["workers"][0])
+    assert [os.sched_getscheduler(pid) for pid in servers] == [os.SCHED_BATCH] * 2
+    assert os.sched_getscheduler(core_pid_of(server)) == os.SCHED_OTHER
+
+
 def test_killed_core_comes_back_with_its_adapters(server):
     before = answers(server)
 
