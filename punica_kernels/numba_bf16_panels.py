@@ -12,8 +12,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from punica_kernels.numba_dots import BF16_PAIRS, LANES, ROWS, BFloat, add_dots, ask_for_lines
-from punica_kernels.numba_vectors import data_of, fma, load, spread_over, vector_at
+from punica_kernels.numba_dots import BF16_PAIRS, LANES, ROWS, BFloat, add_dots
+from punica_kernels.numba_vectors import data_of, load, spread_over, vector_at
 
 _PAIR, _INDEX = ir.IntType(32), ir.IntType(64)
 _SUMS = ir.VectorType(ir.FloatType(), LANES)
@@ -126,59 +126,6 @@ def multiply_rows(
             row = lanes_of(builder, totals, totals, range(i * ROWS, (i + 1) * ROWS))
             place = vector_at(builder, builder.gep(c_ptr, [offset]), 0, ROWS)
             builder.store(row, place, align=4)
-        return context.get_dummy_value()
-
-    return signature, codegen
-
-
-@intrinsic
-def add_products(
-    _context: Any, y: Any, y0: Any, y_stride: Any, v: Any, v0: Any, v_stride: Any, num_rows: Any,
-    b: Any, b0: Any, depth: Any
-) -> Any:  # fmt: skip
-    """y[r, j] = round(y[r, j] + Σ_k v[r, k] · b[k, j]) for ROWS rows and LANES pairs of columns.
-
-    y         contiguous pairs of any shape; row r begins at y0 + r * y_stride
-    v         flat fp32; row r begins at v0 + r * v_stride
-    num_rows  how many there are; where fewer than ROWS, the last one is taken again
-    b         flat fp32: wide rows of numba_pairs, one after another from b0 on
-    depth     how many k there are
-    """
-    signature = types.void(y, y0, y_stride, v, v0, v_stride, num_rows, b, b0, depth)
-
-    def codegen(context: Any, builder: ir.IRBuilder, sig: Any, args: Any) -> Any:
-        y_rows, v_rows = (
-            rows_there_are(
-                builder,
-                data_of(context, builder, sig.args[n], args[n], kind),
-                args[n + 1 : n + 3],
-                args[6],
-            )
-            for n, kind in ((0, _PAIR), (3, ir.FloatType()))
-        )
-        b_ptr = builder.gep(data_of(context, builder, sig.args[7], args[7]), [args[8]])
-        sums = {}
-        for place in y_rows:
-            # Other threads have just written y, and its rows lie far apart.
-            soon = builder.mul(args[2], ir.Constant(_INDEX, ROWS))
-            ask_for_lines(builder, builder.gep(place, [soon]), 1)
-        for row, place in enumerate(y_rows):
-            pairs = builder.load(vector_at(builder, place, 0, LANES), align=4)
-            for half, wide in enumerate(widen_pairs(builder, pairs)):
-                sums[row, half] = cgutils.alloca_once(builder, _SUMS)
-                builder.store(wide, sums[row, half])
-        with cgutils.for_range(builder, args[9], intp=_INDEX) as loop:
-            wide = builder.gep(b_ptr, [builder.mul(loop.index, ir.Constant(_INDEX, 2 * LANES))])
-            parts = [load(builder, wide, half * LANES, LANES) for half in range(2)]
-            for row, place in enumerate(v_rows):
-                factor = builder.load(builder.gep(place, [loop.index]))
-                factors = spread_over(builder, factor, LANES)
-                for half, part in enumerate(parts):
-                    total = fma(builder, factors, part, builder.load(sums[row, half]))
-                    builder.store(total, sums[row, half])
-        for row, place in enumerate(y_rows):
-            pairs = round_to_pairs(builder, *(builder.load(sums[row, half]) for half in range(2)))
-            builder.store(pairs, vector_at(builder, place, 0, LANES), align=4)
         return context.get_dummy_value()
 
     return signature, codegen

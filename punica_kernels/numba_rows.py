@@ -3,12 +3,10 @@
 from typing import Any
 
 import numpy as np
-from numba import prange, types
+from numba import prange
 from numba.extending import overload
 
-from punica_kernels.numba_bf16_panels import word_of
 from punica_kernels.numba_both import in_parallel, serially
-from punica_kernels.numba_dots import problem
 from punica_kernels.numba_floats import FAST_SUMS, exp, narrow, widen
 
 
@@ -31,18 +29,6 @@ def _add_rms_norm(residual: Any, y: Any, weight: Any, eps: Any, out: Any) -> Non
         _norm_row(residual, t, weight, eps, out)
 
 
-def _narrow(_value: Any, _like: Any) -> Any:
-    """Return a float32 in an array's format, as numba_floats.narrow, but denormals may be zero."""
-    raise NotImplementedError("runs in numba kernels only")
-
-
-@overload(_narrow, inline="always")
-def _narrow_in_kernel(value, like):
-    if like.dtype == types.uint16 and problem() is None:
-        return lambda value, like: word_of(value)
-    return lambda value, like: narrow(value, like)
-
-
 def _norm_row(*_arguments: Any) -> None:
     raise NotImplementedError("runs in numba kernels only")
 
@@ -59,8 +45,8 @@ def _norm_row_in_kernel(x, t, weight, eps, out):
         factor = np.float32(1.0) / np.sqrt(total / np.float32(hidden) + eps)
         for i in range(hidden):
             # Rounded before the weight comes in, as the checkpoints were trained.
-            normed = widen(_narrow(widen(row[i]) * factor, out))
-            place[i] = _narrow(normed * widen(weight[i]), out)
+            normed = widen(narrow(widen(row[i]) * factor, out))
+            place[i] = narrow(normed * widen(weight[i]), out)
 
     return norm_row
 
@@ -76,7 +62,7 @@ def _silu_mul(gate_up: Any, out: Any) -> None:
         for i in range(inner):
             gate = widen(gates[i])
             silu = gate / (np.float32(1.0) + exp(-gate))
-            place[i] = _narrow(widen(_narrow(silu, out)) * widen(ups[i]), out)
+            place[i] = narrow(widen(narrow(silu, out)) * widen(ups[i]), out)
 
 
 rms_norm = in_parallel(_rms_norm)

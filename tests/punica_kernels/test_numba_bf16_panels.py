@@ -6,12 +6,12 @@ import torch
 from numba import njit
 
 from punica_kernels.numba_bf16_panels import (
-    add_products,
     multiply_pairs,
     multiply_rows,
     word_of,
 )
 from punica_kernels.numba_dots import LANES, ROWS, problem
+from punica_kernels.numba_expand import add_expanded
 from punica_kernels.words import PAIRS, words
 
 pytestmark = [
@@ -39,8 +39,9 @@ def run_multiply_rows(c, a, num_a, b, num_b):
 
 
 @njit
-def run_add_products(y, v, num_rows, b, depth):
-    add_products(y, y.shape[1], y.shape[1], v, 0, depth, num_rows, b, 0, depth)
+def run_add_expanded(y, v, num_rows, b, depth):
+    width = y.shape[1]
+    add_expanded(y, width, width, v, 0, depth, num_rows, b, 0, width, depth, 2)
 
 
 @njit
@@ -101,13 +102,12 @@ def test_rows_of_pairs_are_multiplied_and_none_beyond_the_last_is_read(num_a, nu
 @pytest.mark.parametrize("num_rows", [1, 3, 7])
 def test_products_are_added_to_the_rows_there_are_and_rounded_once(num_rows):
     generator = torch.Generator().manual_seed(num_rows)
-    depth, columns = 5, 2 * LANES
+    depth, columns = 5, 4 * LANES
     y = torch.randn(9, columns, generator=generator).to(torch.bfloat16)
     v = torch.randn(num_rows, depth, generator=generator)
     b = torch.randn(depth, columns, generator=generator).to(torch.bfloat16)
     expected, stop = y.double(), 1 + min(num_rows, ROWS)
     expected[1:stop] += v[: stop - 1].double() @ b.double()
-    wide = torch.cat([b[:, ::2], b[:, 1::2]], dim=1).float()
-    flats = v.numpy().reshape(-1), num_rows, wide.numpy().reshape(-1)
-    run_add_products(words(y).view(PAIRS), *flats, depth)
+    flat_v, pairs = v.numpy().reshape(-1), words(b).view(PAIRS)
+    run_add_expanded(words(y).view(PAIRS), flat_v, num_rows, pairs, depth)
     torch.testing.assert_close(y.double(), expected, rtol=2**-8, atol=1e-6)
