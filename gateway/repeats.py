@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from adapters.http_protocol import SERVER_SEND
 from gateway.errors import GatewayError, InvalidRequest
 from gateway.fingerprint import Fingerprint
 from gateway.idempotency import Claim, RememberedAnswer
@@ -79,6 +80,7 @@ class RepeatAnswers:
     ) -> None:
         recorder = _Recorder(scope, receive)
         holding = asyncio.create_task(gateway.idempotency.hold(key, claim))
+        scope.pop(SERVER_SEND, None)
         try:
             await self._app(scope, recorder.receive, recorder.send)
         finally:

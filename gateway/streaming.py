@@ -7,6 +7,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from adapters.http_protocol import send_of_pieces
 from gateway.dispatch import Answer, Call, Dispatcher
 from gateway.errors import GatewayError
 from gateway.metrics import GatewayMetrics
@@ -65,7 +66,7 @@ class InferenceResponse(Response):
             if answer.whole is not None:
                 await self._send_whole(answer, scope, receive, send)
             else:
-                await self._send_stream(answer, send)
+                await self._send_stream(answer, scope, send)
 
     async def _send_whole(self, answer: Answer, scope: Scope, receive: Receive, send: Send) -> None:
         assert answer.whole is not None
@@ -78,7 +79,7 @@ class InferenceResponse(Response):
         response = Response(body, media_type="application/json", headers=self._own_headers(answer))
         await response(scope, receive, send)
 
-    async def _send_stream(self, answer: Answer, send: Send) -> None:
+    async def _send_stream(self, answer: Answer, scope: Scope, send: Send) -> None:
         headers = {
             **self._own_headers(answer),
             "content-type": "text/event-stream; charset=utf-8",
@@ -87,6 +88,7 @@ class InferenceResponse(Response):
         }
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
+        send = send_of_pieces(scope, send)
         counter = _StreamCounter(shows_usage=self._shows_usage)
         try:
             await self._pump(answer, counter, send)

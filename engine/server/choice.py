@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from engine.protocol import SequenceOutput
 from engine.server.detokenizer import IncrementalDetokenizer, StopMatcher
 from engine.server.prompt_echo import PromptEcho
@@ -10,9 +12,8 @@ from engine.server.scores import TokenScores, score
 from engine.server.tokenizer import ModelTokenizer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
-    """What one step adds to one choice."""
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step adds to one choice; made for each token, so it isn't a slow dataclass."""
 
     index: int
     text: str
@@ -118,6 +119,8 @@ class Choice:
 
     def _take_scores(self) -> tuple[TokenScores, ...]:
         """The scores of the text so far; at the end all, but those behind a stop string."""
+        if not self._scores:
+            return ()
         if self.finish_reason is not None and not self._matcher.has_matched:
             ready, self._scores = self._scores, []
             return tuple(ready)

@@ -56,7 +56,10 @@ class IncrementalDetokenizer:
         return [] if self._decode(window).endswith(_REPLACEMENT) else window
 
     def _decode(self, token_ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=bool(self._hidden_ids))
+        skips = bool(self._hidden_ids)
+        if len(token_ids) == 1:  # what has been said, nearly always
+            return self._tokenizer.decode_one(token_ids[0], skip_special_tokens=skips)
+        return self._tokenizer.decode(token_ids, skip_special_tokens=skips)
 
     def _grow(self, *, is_last: bool) -> str:
         said = self._decode(self._window[: self._num_said])

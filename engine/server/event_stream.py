@@ -9,6 +9,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from adapters.http_protocol import send_of_pieces
 from engine.errors import EngineError
 from engine.server.errors import ClientGone, error_body, internal_error, log_unforeseen
 
@@ -66,18 +67,18 @@ class EventStreamResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream; returns when it is over or the client has gone."""
-        del scope
         try:
-            await unless_gone(receive, self._send_all(send))
+            await unless_gone(receive, self._send_all(scope, send))
         except (ClientGone, OSError):
             return
         finally:
             self._on_close()
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, scope: Scope, send: Send) -> None:
         await send(
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
+        send = send_of_pieces(scope, send)
         async with aclosing(self._events) as events:
             try:
                 async for piece in events:

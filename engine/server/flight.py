@@ -49,14 +49,17 @@ class Flight:
         The number says which of the added requests it belongs to. Raises what failed a request;
         the others are aborted by `close`.
         """
-        while (arrival := await self._next_arrival(timeout_s)) is not None:
-            number, what = arrival
+        while True:
+            if not self._arrivals:
+                await self._wait(timeout_s)
+                if not self._arrivals:
+                    return None
+            number, what = self._arrivals.popleft()
             if isinstance(what, EngineError):
                 if self._wanted[number]:
                     raise what
             elif what.sample_index in self._wanted[number]:
                 return number, what
-        return None
 
     def finish(self, number: int, sample_index: int) -> None:
         """Nothing more of this sample is read; the core forgets a request that nobody reads."""
@@ -104,11 +107,6 @@ class Flight:
     def _arrive(self, request_id: str, what: SequenceOutput | EngineError) -> None:
         self._arrivals.append((self._numbers[request_id], what))
         self._wake()
-
-    async def _next_arrival(self, timeout_s: float | None) -> Arrival | None:
-        if not self._arrivals:
-            await self._wait(timeout_s)
-        return self._arrivals.popleft() if self._arrivals else None
 
     async def _wait(self, timeout_s: float | None) -> None:
         """Return when something arrives, or after `timeout_s`. A timer alone costs little."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.protocol import AddRequest, SamplingParams
@@ -44,26 +44,19 @@ class Generation:
         self.choices = tuple(choice for samples in choices for choice in samples)
         self.first_at_s: float | None = None
         self._first: Delta | None = None
+        self._num_open = len(self.choices)
 
     async def wait_for_first(self, timeout_s: float) -> None:
         """Wait until something has arrived, or `timeout_s` are over.
 
         Raises what failed the request, so that it can be answered by a status.
         """
-        self._first = await self._next(timeout_s)
-
-    async def deltas(self, ping_after_s: float | None = None) -> AsyncIterator[Delta | None]:
-        """Yield deltas until every choice has ended, and None after each silence."""
-        first, self._first = self._first, None
-        if first is not None:
-            yield first
-        while not self.is_over:
-            yield await self._next(ping_after_s)
+        self._first = await self.next_delta(timeout_s)
 
     @property
     def is_over(self) -> bool:
-        """Tell whether every choice has ended."""
-        return all(choice.finish_reason is not None for choice in self.choices)
+        """Tell whether every choice has ended, and `next_delta` has told so."""
+        return self._num_open == 0 and self._first is None
 
     @property
     def has_delta(self) -> bool:
@@ -89,7 +82,11 @@ class Generation:
         """Abort what is open. Never waits; safe to call again."""
         self._flight.close()
 
-    async def _next(self, timeout_s: float | None) -> Delta | None:
+    async def next_delta(self, timeout_s: float | None = None) -> Delta | None:
+        """Return what comes next before it is over, or None after a silence of `timeout_s`."""
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
         arrival = await self._flight.next_output(timeout_s)
         if arrival is None:
             return None
@@ -102,6 +99,7 @@ class Generation:
         else:
             delta = choice.take(output)
         if delta.finish_reason is not None:
+            self._num_open -= 1
             self._flight.finish(number, output.sample_index)
         return delta
 

@@ -120,7 +120,8 @@ async def respond(
 async def _collect(generation: Generation, shape: AnswerShape, head: AnswerHead) -> Answer:
     texts: list[list[str]] = [[] for _ in generation.choices]
     scores: list[list[TokenScores]] = [[] for _ in generation.choices]
-    async for delta in generation.deltas():
+    while not generation.is_over:
+        delta = await generation.next_delta()
         if delta is not None:
             texts[delta.index].append(delta.text)
             scores[delta.index].extend(delta.scores)
@@ -152,7 +153,8 @@ async def _events(
     if ready and not generation.has_delta:
         yield b"".join(ready)
         ready.clear()
-    async for delta in generation.deltas(PING_AFTER_S):
+    while not generation.is_over:
+        delta = await generation.next_delta(PING_AFTER_S)
         if delta is None:
             ready.append(PING)
         elif delta.text or delta.scores or delta.finish_reason is not None:

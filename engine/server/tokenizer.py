@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from tokenizers import Tokenizer
 
 # Above this many characters a text is encoded in a thread, so that others' streams go on.
 _INLINE_CHARS = 4096
+_MAX_REMEMBERED = 8192
 
 
 class ModelTokenizer:
@@ -27,6 +29,7 @@ class ModelTokenizer:
         self._bytes_of_char = _bytes_of_char() if "ByteLevel" in kinds else None
         self._has_byte_fallback = "ByteFallback" in kinds
         self._written: dict[int, tuple[bytes, str]] = {}  # at most the vocabulary
+        self.decode_one = lru_cache(maxsize=_MAX_REMEMBERED)(self._decode_one)
 
     @property
     def vocab_size(self) -> int:
@@ -69,6 +72,10 @@ class ModelTokenizer:
             return _byte_level_bytes(token, self._bytes_of_char)
         byte = _fallback_byte(token) if self._has_byte_fallback else None
         return byte if byte is not None else token.replace("\u2581", " ").encode()
+
+    def _decode_one(self, token_id: int, *, skip_special_tokens: bool) -> str:
+        """Turn one id into text as `decode` does; `decode_one` remembers the usual ones."""
+        return self.decode([token_id], skip_special_tokens=skip_special_tokens)
 
     def _token(self, token_id: int) -> str:
         return self._tokenizer.id_to_token(token_id) or ""

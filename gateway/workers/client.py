@@ -58,7 +58,10 @@ class WorkerStream:
 
     def __init__(self, response: httpx.Response) -> None:
         self._response = response
-        self._pieces = response.aiter_bytes()
+        # httpx's own two iterators around it are for compressed bodies.
+        is_plain = "content-encoding" not in response.headers
+        assert isinstance(response.stream, httpx.AsyncByteStream), "its client is async"
+        self._pieces = aiter(response.stream) if is_plain else response.aiter_bytes()
 
     @property
     def status(self) -> int:

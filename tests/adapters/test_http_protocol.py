@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from uvicorn.server import ServerState
 
-from adapters.http_protocol import MAX_HEAD_BYTES, BoundedHttp
+from adapters.http_protocol import MAX_HEAD_BYTES, BoundedHttp, send_of_pieces
 
 pytestmark = pytest.mark.anyio
 
@@ -24,9 +24,9 @@ async def length(scope, receive, send):
 
 
 @asynccontextmanager
-async def connected():
-    """A connection to an application that says how long a body is."""
-    config = uvicorn.Config(length, http=BoundedHttp, lifespan="off", log_config=None)
+async def connected(app=length):
+    """A connection to an application, which says how long a body is."""
+    config = uvicorn.Config(app, http=BoundedHttp, lifespan="off", log_config=None)
     loop = asyncio.get_running_loop()
     server = await loop.create_server(
         lambda: BoundedHttp(config, ServerState(), {}), "127.0.0.1", 0
@@ -114,3 +114,26 @@ async def test_requests_of_one_connection_are_counted_each_for_itself():
         for _ in range(4):
             writer.write(head + b"x")
             assert (await reader.readuntil(b"bytes")).endswith(b"1 bytes")
+
+
+async def test_pieces_of_each_answer_go_past_the_layers_which_see_its_start():
+    seen = []
+
+    async def layered(scope, receive, send):
+        async def watched(message):
+            seen.append(message["type"])
+            await send(message)
+
+        await watched({"type": "http.response.start", "status": 200, "headers": []})
+        send_piece = send_of_pieces(scope, watched)
+        body = scope["path"].encode()
+        await send_piece({"type": "http.response.body", "body": body, "more_body": True})
+        await send_piece({"type": "http.response.body", "body": b"."})
+
+    async with connected(layered) as (reader, writer):
+        # The second comes while the first is being answered.
+        writer.write(b"".join(b"GET /%d HTTP/1.1\r\nhost: x\r\n\r\n" % n for n in (1, 2)))
+        for body in (b"2\r\n/1\r\n1\r\n.\r\n0\r\n\r\n", b"2\r\n/2\r\n1\r\n.\r\n0\r\n\r\n"):
+            assert (await reader.readuntil(b"0\r\n\r\n")).endswith(b"\r\n\r\n" + body)
+
+    assert seen == ["http.response.start"] * 2

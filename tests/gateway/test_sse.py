@@ -24,6 +24,11 @@ def test_events_are_the_same_however_the_bytes_are_cut(data):
     assert cutter.rest == b""
 
 
+@pytest.mark.parametrize("event", [b"data: x\n\n", b"data: x\r\n\r\n", b"event: y\ndata: x\n\n"])
+def test_event_that_comes_alone_is_one(event):
+    assert EventCutter().feed(event) == [event]
+
+
 def test_stream_without_ends_is_given_up():
     cutter = EventCutter(max_event_bytes=100)
     cutter.feed(b"x" * 100)
