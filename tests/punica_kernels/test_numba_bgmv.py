@@ -8,6 +8,7 @@ from punica_kernels.arena import Arena, ModuleSpec, Span
 from punica_kernels.numba_bgmv import add_rows, add_rows_serially, takes
 from punica_kernels.numba_dots import LANES, problem
 from punica_kernels.words import PAIRS, words
+from tests.punica_kernels.worlds import poisoned_arena
 
 pytestmark = pytest.mark.slow  # numba compiles
 needs_dots = pytest.mark.skipif(problem() is not None, reason=problem() or "they run")
@@ -72,15 +73,7 @@ def test_what_is_not_whole_vectors_of_bf16_is_refused():
 def _world() -> tuple[Arena, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return an arena of two layers, inputs, outputs before, and what these should become."""
     dtype = torch.bfloat16
-    arena = Arena(
-        modules=[MODULE],
-        num_layers=2,
-        num_rows={"attention": NUM_ROWS},
-        dtype=dtype,
-        device=torch.device("cpu"),
-    )
-    arena.a("qkv").fill_(torch.nan)
-    arena.b("qkv").fill_(torch.nan)
+    arena = poisoned_arena(dtype, NUM_ROWS, modules=[MODULE], num_layers=2)
     generator = torch.Generator().manual_seed(0)
     x = torch.full((NUM_TOKENS, MODULE.in_features), torch.nan, dtype=dtype)
     y = torch.randn(NUM_TOKENS, MODULE.out_features, generator=generator).to(dtype)

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from punica_kernels.arena import Arena, ModuleSpec, Span
+from punica_kernels.arena import ModuleSpec, Span
 from punica_kernels.numba_sgmv import MAX_TILE_ROWS, add_tiles, scratch_len, takes
 from punica_kernels.words import words
+from tests.punica_kernels.worlds import poisoned_arena
 
 pytestmark = pytest.mark.slow  # numba compiles for each format
 
@@ -21,15 +22,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2**-7}
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_tiles_add_what_the_definition_says_and_touch_nothing_else(dtype: torch.dtype):
     """Rows of nobody, rows above a slice's rank, scratch and the base's inputs are NaN."""
-    arena = Arena(
-        modules=[MODULE],
-        num_layers=1,
-        num_rows={"attention": NUM_ROWS},
-        dtype=dtype,
-        device=torch.device("cpu"),
-    )
-    arena.a("qkv").fill_(torch.nan)
-    arena.b("qkv").fill_(torch.nan)
+    arena = poisoned_arena(dtype, NUM_ROWS, modules=[MODULE], num_layers=1)
     generator = torch.Generator().manual_seed(0)
     x = torch.full((NUM_TOKENS, 96), torch.nan, dtype=dtype)
     y = torch.randn(NUM_TOKENS, MODULE.out_features, generator=generator).to(dtype)

@@ -1,5 +1,6 @@
 """A tiny arena in which everything that may not be read is NaN, and plans over it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,15 +20,21 @@ MODULES = (
 )
 
 
-def poisoned_arena(dtype: torch.dtype = torch.float32, num_rows: int = NUM_ROWS) -> Arena:
+def poisoned_arena(
+    dtype: torch.dtype = torch.float32,
+    num_rows: int = NUM_ROWS,
+    *,
+    modules: Sequence[ModuleSpec] = MODULES,
+    num_layers: int = NUM_LAYERS,
+) -> Arena:
     arena = Arena(
-        modules=MODULES,
-        num_layers=NUM_LAYERS,
-        num_rows={"attention": num_rows, "mlp": num_rows},
+        modules=modules,
+        num_layers=num_layers,
+        num_rows=dict.fromkeys((module.group for module in modules), num_rows),
         dtype=dtype,
         device=CPU,
     )
-    for module in MODULES:
+    for module in modules:
         arena.a(module.name).fill_(torch.nan)
         arena.b(module.name).fill_(torch.nan)
     return arena
